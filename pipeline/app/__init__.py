@@ -1,6 +1,6 @@
 """What `sm120` does, as plain functions: a request comes in, a typed result goes out.
 
-One module for each matter: `app.build`, `app.gate`, `app.publish`, `app.verify`, `app.serve`,
+One module for each matter: `app.build`, `app.gate`, `app.registry`, `app.verify`, `app.serve`,
 `app.smoke`, `app.bench`, `app.report`, `app.weights`, `app.hosts` and what they share. Nothing in
 this package knows click, prints to stdout or ends the process: progress goes through core.log,
 and every failure is a PipelineError. It imports any package but the cli, and only the cli
@@ -24,14 +24,9 @@ if TYPE_CHECKING:
     from pipeline.app import fit as fit
     from pipeline.app import gate as gate
     from pipeline.app import host as host
-    from pipeline.app import host_lock as host_lock
     from pipeline.app import hosts as hosts
     from pipeline.app import image_statements as image_statements
     from pipeline.app import images as images
-    from pipeline.app import lock as lock
-    from pipeline.app import own_image as own_image
-    from pipeline.app import publish as publish
-    from pipeline.app import recipe_server as recipe_server
     from pipeline.app import recipes as recipes
     from pipeline.app import registry as registry
     from pipeline.app import report as report
@@ -39,10 +34,9 @@ if TYPE_CHECKING:
     from pipeline.app import signing as signing
     from pipeline.app import smoke as smoke
     from pipeline.app import sources as sources
-    from pipeline.app import starts as starts
+    from pipeline.app import specs as specs
     from pipeline.app import statements as statements
     from pipeline.app import store as store
-    from pipeline.app import uninstall as uninstall
     from pipeline.app import verify as verify
     from pipeline.app import weights as weights
     from pipeline.app import weights_hub as weights_hub

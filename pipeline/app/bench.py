@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +19,18 @@ from pipeline.app.serve import (
     make_job,
 )
 from pipeline.app.signing import Signing
-from pipeline.app.smoke import api_headers
+from pipeline.app.smoke import api_headers, stop_recipe
 from pipeline.app.statements import FileStatement, state_benchmark
 from pipeline.app.workspace import Workspace
-from pipeline.artifacts.containers.container_engine import ContainerEngine, Wanted
-from pipeline.core import log
-from pipeline.core.errors import (
-    BenchUndecided,
-    BenchVoid,
-    BenchWorse,
-    InputInvalid,
-    NothingServed,
-    RunInvalid,
-    WorkloadInvalid,
-)
+from pipeline.artifacts.containers.container_engine import Wanted
+from pipeline.core import errors, log
 from pipeline.core.files import sha256_of_file
 from pipeline.core.model import Digest
 from pipeline.core.net.wire import Address
 from pipeline.hosts.facts.drift import read_facts
 from pipeline.serving.bench.metrics import DEFINITIONS
 from pipeline.serving.bench.model import Inputs, Run
-from pipeline.serving.bench.place import RUN_FILE, runs_in
-from pipeline.serving.bench.plan import cells_of
+from pipeline.serving.bench.place import runs_in
 from pipeline.serving.bench.record import read_run as read_run
 from pipeline.serving.bench.record import workload_digest
 from pipeline.serving.bench.results.compare import GATED, Comparison, GateRow, judge, read_side
@@ -48,28 +39,17 @@ from pipeline.serving.bench.results.recompute import require_as_measured
 from pipeline.serving.bench.runner import Bench, measure_in_turns
 from pipeline.serving.bench.server import Server
 from pipeline.serving.bench.starts import Started, Starter, measure_starts
-from pipeline.serving.bench.workload import (
-    Conversations,
-    Fixed,
-    Lengths,
-    Load,
-    Workload,
-    prompt_file,
-    read_workload,
-)
+from pipeline.serving.bench.workload import Fixed, Load, Workload, prompt_file, read_workload
 from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.serve.attempts import Begun, ServeOptions
 from pipeline.serving.serve.run import (
-    Job,
     ServedStatus,
     attempts_of,
     find_served,
     new_attempt,
     serve,
     status_of,
-    stop,
 )
-from pipeline.serving.serve.start import STOP_S
 
 _DEFAULT, _TINY = "quick", "tiny"
 
@@ -107,7 +87,12 @@ def measure(workspace: Workspace, request: BenchRequest, on_run: OnRun | None = 
     for name, workload in workloads.items():
         folder = request.out / workload.name
         if workload.starts:
-            with _recipe_starter(workspace, _require_recipe(recipe), request) as (starter, begun):
+            if recipe is None:
+                raise errors.WorkloadInvalid(
+                    "how long a start takes can be measured of a recipe alone",
+                    "Name the recipe in place of the address.",
+                )
+            with _recipe_starter(workspace, recipe, request) as (starter, begun):
                 inputs = _inputs(workload, recipe, begun, request.host_facts)
                 runs.append(measure_starts(workload, starter, folder, inputs))
         else:
@@ -159,56 +144,7 @@ def require_good(runs: Sequence[Run]) -> None:
             "The model repeats itself. --allow-loops counts such answers and marks them; for a"
             " model that can only recite, --workload tiny does so too."
         )
-    raise BenchVoid(f"{log.count(len(void), 'cell')} void: {', '.join(void)}", hint)
-
-
-def plan_bench(workspace: Workspace, request: BenchRequest) -> list[dict[str, Any]]:
-    """Every cell that a benchmark would measure; asks no server, and writes nothing."""
-    Signing()
-    recipe, workloads = chosen_workloads(workspace, request)
-    # what a run refuses before it asks anything is refused here, too
-    if recipe is None:
-        Address.read(request.target)
-    if any(workload.starts for workload in workloads.values()):
-        _require_recipe(recipe)
-    rows = []
-    for workload in workloads.values():
-        done = _done(workload, request.out / workload.name)
-        # a conversation is a request for each of its turns
-        prompts = workload.prompts
-        turns = len(prompts.each_turn()) if isinstance(prompts, Conversations) else 1
-        rows += [
-            {
-                "workload": workload.name,
-                "cell": cell.name,
-                "requests": cell.requests * turns,
-                "trials": workload.repeats,
-                "starts": cell.start is not None,
-                "done": min(done.get(cell.name, 0), workload.repeats),
-                "input": _lengths(cell.input),
-                "output": _lengths(cell.output),
-            }
-            for cell in cells_of(workload)
-        ]
-    return rows
-
-
-def _done(workload: Workload, folder: Path) -> dict[str, int]:
-    """The good trials of each cell, where an earlier run would be gone on with."""
-    if workload.starts or not (folder / RUN_FILE).exists():
-        return {}
-    run = read_run(folder)
-    if run.workload != workload:
-        raise RunInvalid(
-            f"{folder}: holds a run of another workload", "Name another folder with --out."
-        )
-    return {each.cell.name: len(each.good_trials) for each in run.cells}
-
-
-def _lengths(lengths: Lengths | None) -> str | None:
-    if lengths is None:
-        return None
-    return str(lengths.tokens) if isinstance(lengths, Fixed) else f"{lengths.least}–{lengths.most}"
+    raise errors.BenchVoid(f"{log.count(len(void), 'cell')} void: {', '.join(void)}", hint)
 
 
 def chosen_workloads(
@@ -238,7 +174,9 @@ def _server_of(
         served = next((row for row in found if row.recipe == recipe.name and row.healthy), None)
         if served is None or served.port is None:
             where = on.host if on else "this machine"
-            raise NothingServed(f"{recipe.name}: is not served on {where}, or does not answer")
+            raise errors.NothingServed(
+                f"{recipe.name}: is not served on {where}, or does not answer"
+            )
         url, door = f"http://127.0.0.1:{served.port}", site.door(served.port)
         address = Address.read(url)
         if isinstance(door, Path):
@@ -282,7 +220,7 @@ def changed(
     """A workload with what was typed in place of its own; its digest is another then."""
     values: dict[str, Any] = {}
     if concurrency and rate:
-        raise WorkloadInvalid("--concurrency and --rate: name one of them")
+        raise errors.WorkloadInvalid("--concurrency and --rate: name one of them")
     if concurrency:
         values["loads"] = [Load(concurrency=n, requests=requests or 4 * n) for n in concurrency]
     elif rate:
@@ -311,47 +249,8 @@ def changed(
         words += [f"{', '.join(f'{each:g}' for each in rate)} requests a second"] if rate else []
         values["summary"] = f"{workload.name} with {', '.join(words)}"
     if own and any(load.input or load.output for load in workload.loads):
-        raise WorkloadInvalid(f"{workload.name}: each of its cells has lengths of its own")
+        raise errors.WorkloadInvalid(f"{workload.name}: each of its cells has lengths of its own")
     return Workload.model_validate({**workload.model_dump(), **values})
-
-
-@dataclass(frozen=True)
-class RecipeStarts:
-    """The engine of a recipe on this machine, as `sm120 serve` would start it."""
-
-    engine: ContainerEngine
-    context: ServeContext
-    job: Job
-
-    def start(self) -> Started:
-        """Until it answers; an attempt as any other."""
-        store = self.context.store
-        with store.in_use():
-            served = serve(self.engine, store, self.job, new_attempt(self.job))
-        url = served.url.removesuffix("/v1")
-        server = Server(Address.read(url), url, api_headers())
-        return Started(server, served.model, served.seconds)
-
-    def stop(self) -> None:
-        """Stop it, where it is served."""
-        with suppress(NothingServed):
-            facts = find_served(self.engine, self.job.recipe.name)
-            stop(self.engine, self.context.store, facts, STOP_S)
-
-    def is_served(self) -> bool:
-        """Whether it runs, so that people may use it."""
-        with suppress(NothingServed):
-            return find_served(self.engine, self.job.recipe.name).running
-        return False
-
-
-def _require_recipe(recipe: Recipe | None) -> Recipe:
-    if recipe is None:
-        raise WorkloadInvalid(
-            "how long a start takes can be measured of a recipe alone",
-            "Name the recipe in place of the address.",
-        )
-    return recipe
 
 
 @contextmanager
@@ -364,20 +263,33 @@ def _recipe_starter(
         context = ServeContext(workspace.checkout(), workspace.store(), options, site)
         job = make_job(context, recipe)
         if job.weights is None:
-            raise WorkloadInvalid(
+            raise errors.WorkloadInvalid(
                 f"{name}: its weights are in no folder that is known here",
                 "--weights DIR names it: a cold start reads them from the disk again.",
             )
-        starts = RecipeStarts(containers, context, job)
-        was_served = starts.is_served()
+
+        def start() -> Started:
+            with context.store.in_use():
+                served = serve(containers, context.store, job, new_attempt(job))
+            url = served.url.removesuffix("/v1")
+            server = Server(Address.read(url), url, api_headers())
+            return Started(server, served.model, served.seconds)
+
+        def is_served() -> bool:
+            # then people may use it
+            with suppress(errors.NothingServed):
+                return find_served(containers, name).running
+            return False
+
+        stop, was_served = partial(stop_recipe, containers, context, recipe), is_served()
         if was_served:
             log.say(f"{name} is served now: it is ended, as its start is to be measured")
         try:
-            yield Starter(starts.start, starts.stop, job.weights.folder), new_attempt(job)
+            yield Starter(start, stop, job.weights.folder), new_attempt(job)
         finally:
             if not was_served:
-                starts.stop()
-            elif starts.is_served():
+                stop()
+            elif is_served():
                 log.say(
                     f"{name} is served again, as the recipe says and without options that it was"
                     f" served with before; `sm120 recipe stop {name}` ends it"
@@ -427,7 +339,7 @@ def require_metrics(names: Sequence[str]) -> None:
     for name in names:
         definition = DEFINITIONS.get(name.partition(".")[0])
         if definition is None or definition.better == "none":
-            raise InputInvalid(
+            raise errors.InputInvalid(
                 f"{name}: is no number that can be better or worse",
                 "Write it as output_tok_s, ttft_ms.mean or tpot_ms.p99.",
             )
@@ -436,7 +348,7 @@ def require_metrics(names: Sequence[str]) -> None:
 def require_no_worse(comparison: Comparison, rows: Sequence[GateRow]) -> None:
     """Raise BenchWorse or BenchUndecided where the gate did not pass."""
     where = f"{comparison.second} against {comparison.first}"
-    for verdict, error in (("worse", BenchWorse), ("undecided", BenchUndecided)):
+    for verdict, error in (("worse", errors.BenchWorse), ("undecided", errors.BenchUndecided)):
         found = [row for row in rows if row.verdict == verdict]
         if found or (verdict == "undecided" and not rows):
             first = f"{found[0].cell} {found[0].number}: {found[0].message}" if found else "no cell"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pipeline.app.image_statements import ImageStatements, state_images
 from pipeline.app.images import find_image, plans_of
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from pipeline.evidence.verify.layers import OfferedLayer
     from pipeline.images.fetch.inputs import Fetcher
     from pipeline.images.gate.stage import Staged
-    from pipeline.images.lock.model import Pin
 
 
 @dataclass(frozen=True)
@@ -117,12 +116,7 @@ def build(
     with store.in_use():
         compile_missing(checkout, store, plans, fetcher, offered)
         built = build_images(
-            checkout,
-            store,
-            plans,
-            fetcher,
-            keep_inputs=request.keep_inputs,
-            accept=request.accept,
+            checkout, store, plans, fetcher, keep_inputs=request.keep_inputs, accept=request.accept
         )
         # a damaged record of gates is an error, unless gates run now and replace it
         with suppress(*([StoreDamaged] if request.gated else [])):
@@ -205,50 +199,14 @@ def plan_images(
 def _build_plan(
     store: Store, plans: list[ImagePlan], offered: Mapping[str, OfferedLayer]
 ) -> BuildPlan:
-    work, trees = _work_of(plans, store, offered)
     missing = missing_trees(store, plans)
+    trees = [tree for tree in missing if tree.key not in offered]
+    # what compiles them is built first, where it is missing
+    work = work_for([*plans, *(tree.toolchain for tree in trees)], store)
+    work = replace(work, fetch=(*work.fetch, *missing_archives(store, trees)))
     taken = [(tree, offered[tree.key]) for tree in missing if tree.key in offered]
     reasons = {tree.title: why for tree in trees if (why := why_not_here(tree))}
     return BuildPlan(plans, work, trees, taken, [*reasons.values()], store)
-
-
-def _work_of(
-    plans: list[ImagePlan], store: Store, offered: Collection[str] = ()
-) -> tuple[Work, list[TreePlan]]:
-    """What a store lacks for images, and the trees that are compiled for them first."""
-    trees = [tree for tree in missing_trees(store, plans) if tree.key not in offered]
-    # what compiles them is built first, where it is missing
-    work = work_for([*plans, *(tree.toolchain for tree in trees)], store)
-    return replace(work, fetch=(*work.fetch, *missing_archives(store, trees))), trees
-
-
-class RebuildPlan(NamedTuple):
-    """What a rebuild would make again, and what it would fetch for that."""
-
-    first: Built
-    work: Work
-    compiled: list[TreePlan]
-    near: list[Pin]  # inputs that the store still has
-    disk_bytes: int
-
-
-def plan_rebuild(workspace: Workspace, name: str, platform: str | None = None) -> RebuildPlan:
-    """The work of a build in an empty store; makes nothing, not even that store."""
-    store = workspace.store_to_read()
-    first = find_image(workspace.checkout(), store, name, platform)
-    # a name that no store has, where nothing that was built before is found
-    work, trees = _work_of([first.plan], Store(store.tmp / "no-store"))
-    disk_bytes = work.disk_bytes
-    # inputs and the layers of a foreign base that the store has are not fetched again
-    near = [pin for pin in work.fetch if store.has_input(pin.sha256, pin.size_bytes)]
-    known = work_for([first.plan], store)
-    work = replace(
-        work,
-        fetch=tuple(pin for pin in work.fetch if pin not in near),
-        bases=known.bases,
-        base_bytes=known.base_bytes,
-    )
-    return RebuildPlan(first, work, trees, near, disk_bytes)
 
 
 def rebuild(

@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 from pipeline.app.images import find_image
 from pipeline.app.workspace import Workspace, named_platform, platforms_of
-from pipeline.artifacts.oci.layout import export_layout, require_new
+from pipeline.artifacts.oci.layout import export_layout
 from pipeline.bootstrap import FOLDER
 from pipeline.core import log
-from pipeline.core.files import need_space_for_copies
 from pipeline.evidence.statements.evidence_set import kept
 from pipeline.images.assemble.image import Built
 from pipeline.images.fetch.base_settings import BaseSettings
@@ -22,18 +21,11 @@ from pipeline.images.lock.model import current_lock
 
 
 class Loaded(NamedTuple):
-    """An image in Docker; without an id where nothing was loaded."""
+    """An image in Docker."""
 
     built: Built
     tags: list[str]
-    id: str | None
-
-
-class Exported(NamedTuple):
-    """An image that is written as an OCI layout, and its statements."""
-
-    built: Built
-    statements: int
+    id: str
 
 
 class Collected(NamedTuple):
@@ -47,12 +39,7 @@ class Collected(NamedTuple):
 
 
 def load_image(
-    workspace: Workspace,
-    name: str,
-    tags: Sequence[str] = (),
-    platform: str | None = None,
-    *,
-    dry_run: bool = False,
+    workspace: Workspace, name: str, tags: Sequence[str] = (), platform: str | None = None
 ) -> Loaded:
     """Load a built image into the Docker daemon that DOCKER_HOST names."""
     # loads Docker's library, which nothing else in this module needs
@@ -63,31 +50,20 @@ def load_image(
         built = find_image(checkout, store, name, platform)
         # by digest first, so that a later image does not take its name away
         names = list(tags) or [default_tag(name, built.digest), moving_tag(name)]
-        if dry_run:
-            return Loaded(built, names, None)
         image_id = Docker().load(store, name, built.digest, names)
     return Loaded(built, names, image_id)
 
 
 def export_image(
-    workspace: Workspace,
-    name: str,
-    folder: Path,
-    platform: str | None = None,
-    *,
-    dry_run: bool = False,
-) -> Exported:
+    workspace: Workspace, name: str, folder: Path, platform: str | None = None
+) -> Built:
     """Write a built image and its evidence to a new folder, as an OCI layout."""
     checkout, store = workspace.checkout(), workspace.store_to_read()
     with store.in_use():
         built = find_image(checkout, store, name, platform)
         evidence = kept(store, name, built.platform, built.digest)
-        if dry_run:
-            require_new(folder)
-            need_space_for_copies(store.root, folder, built.size_bytes)
-        else:
-            export_layout(store, built.record, folder, evidence)
-    return Exported(built, len(evidence))
+        export_layout(store, built.record, folder, evidence)
+    return built
 
 
 def collect_images(

@@ -1,68 +1,51 @@
-"""Gates: judge without a GPU whether an image runs on its card, and its patches are needed."""
+"""Judge an image without a GPU: its gates, its patches, and whether it starts."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.app.image_statements import state_gates
+from pipeline.app.image_statements import state_gates, state_runs
 from pipeline.app.images import find_image
 from pipeline.app.signing import Signing
 from pipeline.app.workspace import Workspace, host_platform, pick_platform
+from pipeline.artifacts.containers.box import Wanted
+from pipeline.artifacts.containers.container_engine import find_way
 from pipeline.artifacts.containers.sandbox import find_sandbox, require_isolation
-from pipeline.core import log
-from pipeline.core.errors import (
-    CaseNotFound,
-    GateUnknown,
-    PatchUnproved,
-    PipelineError,
-    UnknownImage,
-)
+from pipeline.core import errors, log
 from pipeline.core.files import bounded_lines, opened_log
 from pipeline.core.net.http import Client
 from pipeline.core.net.settings import read_settings
-from pipeline.images.assemble.image import Built, find_built
+from pipeline.images.assemble.image import Built
 from pipeline.images.assemble.plan import ImagePlan, plan_image
+from pipeline.images.engine.parser_flags import ParserFlags, find_parser_flags, flags_folder
 from pipeline.images.fetch.inputs import make_fetcher
+from pipeline.images.gate import patches, tracebacks
 from pipeline.images.gate.arch import ArchSpec, read_arch_spec
 from pipeline.images.gate.evidence import error_of, keep_evidence
 from pipeline.images.gate.files import has_cases, read_setup
 from pipeline.images.gate.numerics import read_numeric_cases
-from pipeline.images.gate.patches import (
-    PatchVerdict,
-    judge_against,
-    judge_patches,
-    unproved,
-    versions_against,
-    without_gate,
-)
-from pipeline.images.gate.smem.cases import Gates, read_gates
+from pipeline.images.gate.runs import Run
+from pipeline.images.gate.smem.cases import read_gates
 from pipeline.images.gate.smem.engine import GateContext, WheelFinder, engine_pin, engine_work
 from pipeline.images.gate.smem.environment import EnvironmentFacts, environment_work
 from pipeline.images.gate.smem.image_gate import (
     CaseTuning,
     ImageGate,
     chosen_cases,
-    chosen_series,
     find_case,
     open_gate,
 )
 from pipeline.images.gate.smem.image_gate import tune as sweep
 from pipeline.images.gate.smem.limits import Card, card_for
 from pipeline.images.gate.stage import GateRun, run_arch, run_numerics, run_smem
-from pipeline.images.gate.tracebacks import (
-    FoundCase,
-    TracebackReader,
-    find_by_name,
-    find_by_traceback,
-    why_not_judged,
-)
-from pipeline.images.lock.model import Pin
+from pipeline.images.start_test.expected import engine_of
+from pipeline.images.start_test.prove import prove_start
 
 _PATIENCE_S = 10.0  # for the first bytes of a named pipe
 # Of one core, for a case that was never judged: compiled, or run by Triton's interpreter.
@@ -102,33 +85,13 @@ class GateRequest:
 
 
 @dataclass(frozen=True)
-class PlannedGate:
-    """One gate that would run: for which card, on what."""
-
-    gate: str
-    arch: str
-    cases: tuple[str, ...] = ()
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class GatePlan:
-    """The gates of an image as they would run, and what they would fetch."""
-
-    platform: str
-    gates: list[PlannedGate]
-    fetch: list[Pin] | None  # none where an index must be asked first
-    fetch_text: str
-
-
-@dataclass(frozen=True)
 class Judged:
     """Every gate that ran, and the error that follows from the first that failed."""
 
     runs: list[GateRun]
     built: Built | None  # the image whose objects were judged
     arch_spec: ArchSpec | None
-    error: PipelineError | None
+    error: errors.PipelineError | None
 
     def require_passed(self) -> None:
         """Raise the error, where a gate failed or could not judge."""
@@ -137,14 +100,10 @@ class Judged:
 
 
 def make_gate_context(
-    workspace: Workspace,
-    mirrors: tuple[str, ...] = (),
-    offline: bool = False,
-    *,
-    reading: bool = False,
+    workspace: Workspace, mirrors: tuple[str, ...] = (), offline: bool = False
 ) -> GateContext:
     """What gates need to make environments; clients only when a gate downloads something."""
-    store = workspace.store_to_read() if reading else workspace.store()
+    store = workspace.store()
     return GateContext(
         workspace.checkout(),
         store,
@@ -191,10 +150,16 @@ def run_gates(
         if request.wants_objects(spec.gates) and not kernels_only:
             built = _built(context, request)
             if built:
-                runs += _judge_objects(context, request, built, signing)
+                promised = built.plan.spec.promised_archs
+                judged = run_arch(context, built, [request.arch] if request.arch else promised)
+                # a card that the image does not promise is judged for the user alone
+                kept = [run.evidence for run in judged if run.evidence.arch in promised]
+                keep_evidence(context.store, built.name, built.platform, built.digest, kept)
+                state_gates(checkout, context.store, built.plan, signing)
+                runs += judged
                 platform = pick_platform(spec, request.platform)
                 arch_spec = read_arch_spec(checkout, name, platform)
-    error: PipelineError | None = None
+    error: errors.PipelineError | None = None
     # every gate has run by now, also after one that failed
     for each in runs:
         if request.asks_for(each.evidence.gate) and (error := error_of(name, each.evidence)):
@@ -208,22 +173,36 @@ def _judge_kernels(context: GateContext, request: GateRequest, signing: Signing)
     name, unpatched, only = request.image, request.unpatched, request.case
     card = chosen_card(context, name, request.platform, request.arch)
     plan, gates = _plan_of(context, name, request.platform), read_gates(context.checkout, name)
-    planned = _plan_kernels(context, request, plan, gates)
+    of_gates = {
+        "smem": gates.cases(),
+        "numerics": read_numeric_cases(context.checkout, name, gates),
+    }
+    asked = {gate: cases for gate, cases in of_gates.items() if request.asks_for(gate)}
+    # numerics has cases of its own: a pattern is wrong only where neither has one
+    chosen = {c.name for c in chosen_cases([c for cs in asked.values() for c in cs], only)}
+    counts = {gate: sum(c.name in chosen for c in cases) for gate, cases in asked.items()}
+    counts = {gate: count for gate, count in counts.items() if count}
     cores = len(os.sched_getaffinity(0))
-    seconds = sum(len(p.cases) * _SECONDS[p.gate] for p in planned) / cores
-    counts = " and ".join(f"{log.count(len(p.cases), 'case')} of {p.gate}" for p in planned)
+    minutes = max(1, round(sum(n * _SECONDS[gate] for gate, n in counts.items()) / cores / 60))
+    # none where an index must be asked first
+    made = environment_work(context, plan, gates.setup.wheels)
+    fetch = f"wheels for {context.host}, this machine, would be looked up in the index"
+    if made is not None:
+        engine = engine_work(context, plan, engine_pin(context, plan, gates.setup.package, None))
+        pins = {pin.sha256: pin for pin in (*made.fetch, *engine.fetch)}.values()
+        size = log.size(sum(pin.size_bytes for pin in pins))
+        fetch = f"{log.count(len(pins), 'file')} to fetch, {size}" if pins else "nothing to fetch"
+    cases = " and ".join(f"{log.count(n, 'case')} of {gate}" for gate, n in counts.items())
     log.say(
-        f"{name}: {counts}, {_fetch_text(context, _to_fetch(context, plan, gates))}; about"
-        f" {max(1, round(seconds / 60))} min on {log.count(cores, 'core')}, less for cases that"
-        " were judged before"
+        f"{name}: {cases}, {fetch}; about {minutes} min on {log.count(cores, 'core')}, less for"
+        " cases that were judged before"
     )
     opened = open_image_gate(context, name, request.platform, request.series)
     runs: list[GateRun] = []
-    asked = {each.gate for each in planned}
     with log.step(f"Judging {name} for {card.arch}"):
-        if "smem" in asked:
+        if "smem" in counts:
             runs.append(run_smem(opened, card, unpatched=unpatched, only=only))
-        if "numerics" in asked:
+        if "numerics" in counts:
             smem = runs[0].result if runs else None
             runs.append(run_numerics(opened, card, smem, unpatched=unpatched, only=only))
     if runs and runs[0].result and (digest := runs[0].result.image_digest):
@@ -236,84 +215,12 @@ def _judge_kernels(context: GateContext, request: GateRequest, signing: Signing)
 def _built(context: GateContext, request: GateRequest) -> Built | None:
     try:
         return find_image(context.checkout, context.store, request.image, request.platform)
-    except UnknownImage as error:
+    except errors.UnknownImage as error:
         # kernels can be judged before the image is built, machine code cannot
         if request.only:
             raise
         log.say(f"{error}: its machine code was not judged")
         return None
-
-
-def _judge_objects(
-    context: GateContext, request: GateRequest, built: Built, signing: Signing
-) -> list[GateRun]:
-    promised = built.plan.spec.promised_archs
-    runs = run_arch(context, built, [request.arch] if request.arch else promised)
-    # a card that the image does not promise is judged for the user alone
-    kept = [run.evidence for run in runs if run.evidence.arch in promised]
-    keep_evidence(context.store, built.name, built.platform, built.digest, kept)
-    state_gates(context.checkout, context.store, built.plan, signing)
-    return runs
-
-
-def plan_gates(workspace: Workspace, request: GateRequest) -> GatePlan:
-    """The gates of an image as they would run; makes, fetches and compiles nothing."""
-    context = make_gate_context(workspace, reading=True)
-    spec = context.checkout.spec(request.image)
-    plan = _plan_of(context, request.image, request.platform)
-    planned: list[PlannedGate] = []
-    fetch: list[Pin] | None = []
-    if request.wants_kernels(spec.gates):
-        gates = read_gates(context.checkout, request.image)
-        planned += _plan_kernels(context, request, plan, gates)
-        fetch = _to_fetch(context, plan, gates)
-    if request.wants_objects(spec.gates):
-        built = find_built(context.store, plan)
-        note = "not judged: it is not built"
-        if built:
-            note = f"{built.digest}, {log.size(built.size_bytes)}"
-        archs = [request.arch] if request.arch else plan.spec.promised_archs
-        planned += [PlannedGate("arch", arch, note=note) for arch in archs]
-    return GatePlan(plan.platform, planned, fetch, _fetch_text(context, fetch))
-
-
-def _plan_kernels(
-    context: GateContext, request: GateRequest, plan: ImagePlan, gates: Gates
-) -> list[PlannedGate]:
-    arch = chosen_card(context, request.image, request.platform, request.arch).arch
-    pin = engine_pin(context, plan, gates.setup.package, None)
-    series = chosen_series(context, plan, request.series)
-    count = log.count(len(series.patches), "patch", "patches")
-    note = f"{pin.name} {pin.version} {'unpatched' if request.unpatched else f'with {count}'}"
-    asked = {
-        "smem": gates.cases(),
-        "numerics": read_numeric_cases(context.checkout, request.image, gates),
-    }
-    asked = {gate: cases for gate, cases in asked.items() if request.asks_for(gate)}
-    # numerics has cases of its own: a pattern is wrong only where neither has one
-    chosen = {c.name for c in chosen_cases([c for cs in asked.values() for c in cs], request.case)}
-    names = {g: tuple(c.name for c in cases if c.name in chosen) for g, cases in asked.items()}
-    return [PlannedGate(gate, arch, cases, note) for gate, cases in names.items() if cases]
-
-
-def _to_fetch(context: GateContext, plan: ImagePlan, gates: Gates) -> list[Pin] | None:
-    """Wheels that the gate would fetch, each once; none where an index must be asked first."""
-    made = environment_work(context, plan, gates.setup.wheels)
-    if made is None:
-        return None
-    engine = engine_work(context, plan, engine_pin(context, plan, gates.setup.package, None))
-    return list({pin.sha256: pin for pin in (*made.fetch, *engine.fetch)}.values())
-
-
-def _fetch_text(context: GateContext, fetch: list[Pin] | None) -> str:
-    if fetch is None:
-        return f"wheels for {context.host}, this machine, would be looked up in the index"
-    n_bytes = sum(pin.size_bytes for pin in fetch)
-    return (
-        f"{log.count(len(fetch), 'file')} to fetch, {log.size(n_bytes)}"
-        if fetch
-        else "nothing to fetch"
-    )
 
 
 def open_image_gate(
@@ -327,10 +234,10 @@ def open_image_gate(
 class JudgedPatches:
     """A verdict on each patch, what judged them, and the error that follows."""
 
-    verdicts: list[PatchVerdict]
+    verdicts: list[patches.PatchVerdict]
     environment: EnvironmentFacts | None  # none where no patch is for a gate
     missing: str  # what the sandbox lacks on this machine
-    error: PipelineError | None
+    error: errors.PipelineError | None
 
 
 def judge_all_patches(
@@ -352,7 +259,9 @@ def judge_all_patches(
         specs = checkout.series(plan.spec).patches
         # where no patch is for a gate, no engine is needed to list them
         if specs and not any(spec.gate for spec in specs):
-            known = [without_gate(spec, spec.applies_to.rpartition("==")[2]) for spec in specs]
+            known = [
+                patches.without_gate(spec, spec.applies_to.rpartition("==")[2]) for spec in specs
+            ]
             return JudgedPatches(known, None, "", None)
     sandbox = find_sandbox()
     # a person chose the locked version, the others are only on an index
@@ -366,23 +275,23 @@ def judge_all_patches(
         if against is not None:
             package = read_setup(context.checkout, name).package
             locked = engine_pin(context, _plan_of(context, name, platform), package, None)
-            versions = versions_against(context, locked, against)
+            versions = patches.versions_against(context, locked, against)
         opened = open_image_gate(context, name, platform, series)
         if against is None:
             with log.step(f"Judging the patches of {name} for {card.arch}"):
-                verdicts = judge_patches(opened, card)
+                verdicts = patches.judge_patches(opened, card)
         else:
-            verdicts = judge_against(opened, card, versions)
-    error: PipelineError | None = None
+            verdicts = patches.judge_against(opened, card, versions)
+    error: errors.PipelineError | None = None
     unknown = [v for v in verdicts if v.state == "unknown"]
     if against is not None and unknown:
         named = ", ".join(f"{v.patch} at {v.version}" for v in unknown[:4])
-        error = GateUnknown(
+        error = errors.GateUnknown(
             f"{name}: {log.count(len(unknown), 'verdict is', 'verdicts are')} unknown: {named}"
         )
-    elif against is None and unproved(verdicts):
-        named = ", ".join(f"{v.patch} is {v.state}" for v in unproved(verdicts))
-        error = PatchUnproved(f"{name}: {named}")
+    elif against is None and patches.unproved(verdicts):
+        named = ", ".join(f"{v.patch} is {v.state}" for v in patches.unproved(verdicts))
+        error = errors.PatchUnproved(f"{name}: {named}")
     missing = sandbox.sentence() if sandbox.missing else ""
     return JudgedPatches(verdicts, opened.environment.facts, missing, error)
 
@@ -413,36 +322,74 @@ def find_cases(
     kernels: Sequence[str],
     traceback: Path | None = None,
     image: str | None = None,
-) -> tuple[list[FoundCase], CaseNotFound | None]:
+) -> tuple[list[tracebacks.FoundCase], errors.CaseNotFound | None]:
     """The gate cases that judge kernels, by name or by a log's tracebacks; and what is missing."""
     checkout = workspace.checkout()
     if image is not None:
         checkout.spec(image)  # an error that lists the images, where there is none of this name
     names = [image] if image else [n for n in checkout.images() if has_cases(checkout, n)]
     gates = {name: read_gates(checkout, name) for name in names}
-    found = {name: find_by_name(gates, name) for name in kernels}
+    found = {name: tracebacks.find_by_name(gates, name) for name in kernels}
     if traceback is not None:
-        found["the traceback"] = _in_log(gates, traceback)
+        reader, is_stdin = tracebacks.TracebackReader(), traceback == Path("-")
+        opened = nullcontext(sys.stdin.buffer) if is_stdin else opened_log(traceback, _PATIENCE_S)
+        with opened as file:
+            deque(reader.watch(bounded_lines(file)), maxlen=0)  # to its end, and keeps no line
+        if not reader.tracebacks:
+            raise errors.CaseNotFound(
+                "the log holds no Python traceback",
+                "Give the log with the whole traceback; `sm120 doctor` reads single lines.",
+            )
+        found["the traceback"] = [
+            case for each in reader.tracebacks for case in tracebacks.find_by_traceback(gates, each)
+        ]
     cases = list({(f.image, f.case): f for each in found.values() for f in each}.values())
     missing = [name for name, each in found.items() if not each]
     if not missing:
         return cases, None
     message = f"{', '.join(missing)}: no case of {', '.join(gates) or 'this checkout'} judges it"
     for name in missing:
-        if reasons := why_not_judged(gates, name):
+        if reasons := tracebacks.why_not_judged(gates, name):
             hint = "`not_judged` in the image's gates/engine.yaml says so."
-            return cases, CaseNotFound(f"{message}. {reasons[0]}", hint)
-    return cases, CaseNotFound(message)
+            return cases, errors.CaseNotFound(f"{message}. {reasons[0]}", hint)
+    return cases, errors.CaseNotFound(message)
 
 
-def _in_log(gates: Mapping[str, Gates], path: Path) -> list[FoundCase]:
-    reader = TracebackReader()
-    is_stdin = path == Path("-")
-    with nullcontext(sys.stdin.buffer) if is_stdin else opened_log(path, _PATIENCE_S) as file:
-        deque(reader.watch(bounded_lines(file)), maxlen=0)  # to its end, and keeps no line
-    if not reader.tracebacks:
-        raise CaseNotFound(
-            "the log holds no Python traceback",
-            "Give the log with the whole traceback; `sm120 doctor` reads single lines.",
-        )
-    return [case for each in reader.tracebacks for case in find_by_traceback(gates, each)]
+Results = dict[Built, Run]
+
+
+def prove_starts(
+    workspace: Workspace, names: Sequence[str], platform: str | None = None, wanted: Wanted = "auto"
+) -> Results:
+    """Run each image without a GPU, and state what of it works and what does not."""
+    checkout, store, signing = workspace.checkout(), workspace.store(), Signing()
+    results = Results()
+    with store.in_use():
+        images = [find_image(checkout, store, name, platform) for name in dict.fromkeys(names)]
+        way = find_way(wanted)
+        for image in images:
+            # the flags that recipes are checked against, where they are known
+            flags: ParserFlags | None = None
+            file: Path | None = None
+            folder = flags_folder(checkout)
+            if parser := engine_of(image.plan):
+                with suppress(errors.RecipeInvalid):
+                    flags = find_parser_flags(folder, parser.engine, image.name)
+                    file = folder / f"{flags.image}.yaml"
+            results[image] = prove_start(store, image, way, flags, file)
+            # a failure is stated like a success
+            state_runs(checkout, store, image, [results[image]], signing)
+    return results
+
+
+def require_started(results: Results) -> None:
+    """Raise the error of the first image that failed, else of the first that is unknown."""
+    kinds: dict[str, type[errors.SmokeNotPassed]] = {
+        "failed": errors.StartFails,
+        "unknown": errors.StartUnknown,
+    }
+    for verdict, kind in kinds.items():
+        for image, run in results.items():
+            first = next((test for test in run.tests if test.verdict == verdict), None)
+            if run.verdict == verdict and first:
+                raise kind(f"{image.name} for {image.platform}: {first.name}: {first.message}")

@@ -15,14 +15,7 @@ from typing import NamedTuple
 
 from pipeline.app.statements import without_statements
 from pipeline.app.workspace import Workspace
-from pipeline.core import log
-from pipeline.core.errors import (
-    FactsUnreadable,
-    HostDrifted,
-    HostOutlier,
-    NothingTuned,
-    SpecInvalid,
-)
+from pipeline.core import errors, log
 from pipeline.core.files import bounded_lines, opened_log, write_bytes
 from pipeline.hosts.facts.drift import Difference, compare, read_facts
 from pipeline.hosts.facts.gather import gather
@@ -76,7 +69,7 @@ def facts_of(root: Path | None, *, redacted: bool = False, name: str | None = No
 
 def drift(
     old: Path, new: Path | None = None, root: Path | None = None
-) -> tuple[list[Difference], HostDrifted | None]:
+) -> tuple[list[Difference], errors.HostDrifted | None]:
     """What changed since facts were recorded; and the error that follows."""
     before = read_facts(old)
     after = read_facts(new) if new else facts_of(root, name=before.host)
@@ -86,20 +79,22 @@ def drift(
     if not bad:
         return differences, None
     changed = log.count(len(bad), "field")
-    error = HostDrifted(f"{before.host}: {changed} changed, such as {bad[0].field}")
+    error = errors.HostDrifted(f"{before.host}: {changed} changed, such as {bad[0].field}")
     return differences, error
 
 
 def outliers(
     files: Sequence[Path], checks: Sequence[Path] = ()
-) -> tuple[Comparison, HostOutlier | None]:
+) -> tuple[Comparison, errors.HostOutlier | None]:
     """The host or GPU that differs from the rest; and the error that follows."""
     files = without_statements(files)
     hosts = {f.stem: read_facts(f) for f in files}
     if len(hosts) != len(files):
-        raise FactsUnreadable("two of the files have the same name", "Name each after its host.")
+        raise errors.FactsUnreadable(
+            "two of the files have the same name", "Name each after its host."
+        )
     if checks and len(checks) != len(files):
-        raise FactsUnreadable(
+        raise errors.FactsUnreadable(
             f"{log.count(len(files), 'host')}, but {log.count(len(checks), 'check')}",
             "Give --checks once for each host, in the same order.",
         )
@@ -109,7 +104,7 @@ def outliers(
         return result, None
     first = result.outliers[0]
     message = f"{first.subject}: {first.field} is {first.value}, not {first.others}"
-    return result, HostOutlier(message)
+    return result, errors.HostOutlier(message)
 
 
 def check(
@@ -143,7 +138,7 @@ def tune_nccl(
     full: bool = False,
     rounds: int = 50,
     probes: Probes | None = None,
-) -> tuple[Tuning, NothingTuned | None]:
+) -> tuple[Tuning, errors.NothingTuned | None]:
     """Measure NCCL settings at the sizes that engines use, and write what was tried to `out`."""
     probes = probes or Probes()
     settings = plan(full=full, graph_file=graph_file)
@@ -166,7 +161,9 @@ def tune_nccl(
     # written whether or not something won: it is the record of what was tried
     write_bytes(out, text.encode())
     count = len(settings)
-    error = None if tuning.winners else NothingTuned(f"none of the {count} settings finished")
+    error = (
+        None if tuning.winners else errors.NothingTuned(f"none of the {count} settings finished")
+    )
     return tuning, error
 
 
@@ -214,23 +211,18 @@ def piped_log() -> tuple[Path, ...]:
         mode = os.fstat(0).st_mode
     except OSError:  # closed
         return ()
-    # sshd gives a command a socket
+    # sshd gives a command a socket; either may be open, with nobody who writes
     may_be_silent = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-    if stat.S_ISREG(mode) or (may_be_silent and _begins()):
+    if stat.S_ISREG(mode) or (may_be_silent and select.select([0], [], [], 0)[0]):
         return (_STDIN,)
-    return ()
-
-
-def _begins() -> bool:
-    """Whether something comes through standard input, or its end."""
-    if select.select([0], [], [], 0)[0]:
-        return True
+    if not may_be_silent:
+        return ()
     patience = log.seconds(_PATIENCE_S)
     log.say(f"Waiting {patience} for a log in standard input (`-` waits for as long as it takes)")
     if select.select([0], [], [], _PATIENCE_S)[0]:
-        return True
+        return (_STDIN,)
     log.say("Nothing came: standard input is not read")
-    return False
+    return ()
 
 
 @contextmanager
@@ -242,7 +234,7 @@ def _opened(path: Path) -> Iterator[Iterable[str]]:
         if program:
             # no line of a compressed log is known; to find nothing in it would mislead
             hint = f"Unpack it on the way: `{program} {path} | sm120 doctor -`."
-            raise SpecInvalid(f"{path}: is compressed", hint)
+            raise errors.SpecInvalid(f"{path}: is compressed", hint)
     # line by line, and whatever its encoding: engines write logs of gigabytes
     if path == _STDIN:
         log.say("Reading the log from standard input, to its end")

@@ -1,4 +1,4 @@
-"""The hosts of an inventory: bring them to the lock, and prove that they have it."""
+"""The hosts of an inventory: lock their packages, bring them to the lock, and prove it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,18 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.app.signing import Signing, signer_of
 from pipeline.app.statements import FileStatement, sign_file, state_host, without_statements
 from pipeline.app.workspace import Workspace
-from pipeline.core import log
-from pipeline.core.errors import (
-    FleetUnready,
-    HostDrifted,
-    HostUnfit,
-    HostUnknown,
-    HostUnreached,
-    ProbeFailed,
-    PromiseBroken,
-    ProvisionFailed,
-)
+from pipeline.core import errors, log
+from pipeline.core.net.http import Client
+from pipeline.core.net.settings import read_settings
+from pipeline.core.sealed import read_or_none
+from pipeline.hosts import lock_model
 from pipeline.hosts.facts.drift import Difference, read_facts
 from pipeline.hosts.facts.summary import summarise
 from pipeline.hosts.fleet.playbook import promises_of, stream_playbook
@@ -36,9 +31,10 @@ from pipeline.hosts.fleet.verify import (
     record_path,
     verify_fleet,
 )
-from pipeline.hosts.lock_model import current_host_lock, host_lock_path
+from pipeline.hosts.lock import lock_target, read_package_index, refused_key
 from pipeline.hosts.promises.run import judge_promises
 from pipeline.hosts.spec import read_host_spec
+from pipeline.images.fetch.sources import read_below
 
 # in the order in which site.yml runs them
 ROLES = tuple(Roles.model_fields)
@@ -98,7 +94,7 @@ class Fleet:
         for each in self.inventories:
             # with a comma it is a list of hosts; a plugin's inventory is a file, too
             if "," not in each and not Path(each).exists():
-                raise FleetUnready(
+                raise errors.FleetUnready(
                     f"{each}: no such inventory",
                     "Name a file or folder, or hosts with a comma such as `rig1,`.",
                 )
@@ -158,7 +154,7 @@ class Played:
     """What a playbook changed on each host, and the error it ended with."""
 
     hosts: list[HostChanges]
-    error: ProvisionFailed | None
+    error: errors.ProvisionFailed | None
 
 
 def provision(
@@ -168,7 +164,7 @@ def provision(
     fleet.require_inventories()
     checkout = workspace.checkout()
     # the lock must match today's spec before any host is touched
-    current_host_lock(host_lock_path(checkout), read_host_spec(checkout))
+    lock_model.current_host_lock(lock_model.host_lock_path(checkout), read_host_spec(checkout))
     chosen = [x for t in tags for x in ("--tags", t)]
     return _play(workspace, fleet, "site.yml", [*mode.more, *chosen], mode)
 
@@ -202,7 +198,7 @@ def _play(
     error = None
     if played.code != 0:
         alone = "The hosts were not verified; `sm120 host verify` does that alone."
-        error = ProvisionFailed(played.summary, "" if mode.dry_run else alone)
+        error = errors.ProvisionFailed(played.summary, "" if mode.dry_run else alone)
     return Played(hosts, error)
 
 
@@ -241,26 +237,28 @@ def require_verified(result: FleetResult) -> None:
     for host in result.hosts:
         for test in host.functions:
             if test.verdict == "failed":
-                raise ProbeFailed(f"{host.host}: {test.check}, {test.subject}: {test.why}")
+                raise errors.ProbeFailed(f"{host.host}: {test.check}, {test.subject}: {test.why}")
     broken = [(h.host, r) for h in result.hosts for r in h.rows if r.verdict == "failed"]
     if broken:
         name, row = broken[0]
         what = f"{len(broken)} promises broken, such as" if len(broken) > 1 else "promise broken:"
-        raise PromiseBroken(f"{what} {name}, {row.role}, {row.promise}: {row.why}")
+        raise errors.PromiseBroken(f"{what} {name}, {row.role}, {row.promise}: {row.why}")
     unfit = [(h.host, r) for h in result.hosts for r in h.rules if r.verdict == "failed"]
     if unfit:
-        raise HostUnfit(
+        raise errors.HostUnfit(
             f"{log.count(len(unfit), 'rule')} failed, such as {unfit[0][0]}, {unfit[0][1].rule}"
         )
     # after what failed: an error that is known outweighs one that may be
     lost = [h.host for h in result.hosts if h.unreached is not None]
     if lost:
-        raise HostUnreached(f"not reached: {', '.join(lost)}")
+        raise errors.HostUnreached(f"not reached: {', '.join(lost)}")
     changed = [(h.host, d) for h in result.hosts for d in h.drift or [] if d.kind != "gained"]
     if changed:
-        raise HostDrifted(f"{changed[0][0]}: {changed[0][1].field} changed since it was recorded")
+        raise errors.HostDrifted(
+            f"{changed[0][0]}: {changed[0][1].field} changed since it was recorded"
+        )
     if result.verdict != "passed":
-        raise HostUnknown("not everything could be judged")
+        raise errors.HostUnknown("not everything could be judged")
 
 
 def attest(files: Sequence[Path], key_path: Path | None = None) -> list[Path]:
@@ -269,4 +267,82 @@ def attest(files: Sequence[Path], key_path: Path | None = None) -> list[Path]:
     return [
         sign_file(path, "host-facts", summarise(read_facts(path)).model_dump(mode="json"), signer)
         for path in without_statements(files)
+    ]
+
+
+def check_lock(workspace: Workspace, target: str | None = None) -> lock_model.HostLock:
+    """The lock, if it matches today's spec and has the target."""
+    checkout = workspace.checkout()
+    lock = lock_model.current_host_lock(
+        lock_model.host_lock_path(checkout), read_host_spec(checkout)
+    )
+    if target is not None and target not in lock.targets:
+        raise errors.LockMissing(
+            f"host.lock.yaml: has no packages for {target}", "Make them with `sm120 host lock`."
+        )
+    return lock
+
+
+def lock_host(
+    workspace: Workspace,
+    target: str | None,
+    address: str | None,
+    keyring: Path | None,
+    suite: str | None = None,
+    components: tuple[str, ...] = ("main",),
+    *,
+    dry_run: bool = False,
+) -> list[dict[str, str | None]]:
+    """Look up exact packages for a target and write its part of the lock; returns what changed."""
+    checkout = workspace.checkout()
+    spec = read_host_spec(checkout)
+    if target is None or address is None or keyring is None:
+        raise errors.SpecInvalid(
+            "a lock needs a system, a repository and its key",
+            "sm120 host lock --target ubuntu-24.04/amd64 --repository ADDRESS --keyring KEY",
+        )
+    if target not in spec.targets:
+        raise errors.SpecInvalid(
+            f"lockfiles/host.yaml does not name {target} (only {', '.join(spec.targets)})",
+            "Choose one of its targets, or add this one.",
+        )
+    with log.step(f"Locking the packages of {target}"):
+        read = partial(read_below, Client(read_settings()), [address])
+        try:
+            index = read_package_index(read, keyring, target.partition("/")[2], suite, components)
+        except errors.SourceUnreachable as error:
+            # the general hint speaks of the sources of images
+            hint = "Check --repository, --suite and the network, then run it again."
+            raise errors.SourceUnreachable(str(error), hint) from error
+        new = lock_target(spec, target, index)
+    # after locking: the lock itself is right, only these hosts cannot use this repository
+    if key := refused_key(target, index):
+        log.say(
+            f"Warning: apt on {target} will refuse this repository: its key {key} is bound by\n"
+            "SHA-1 only, which apt there rejects since 2026-02-01. Use the repository that NVIDIA\n"
+            "signs with a newer key for this system, or a mirror that you sign yourself;\n"
+            "ansible/README.md shows the ways."
+        )
+    path = lock_model.host_lock_path(checkout)
+    old = read_or_none(lock_model.read_host_lock, path)
+    # pins that answer another spec are dropped, not kept beside the new ones
+    kept = old.targets if old and old.spec == spec.digest() else {}
+    dropped = sorted(set(old.targets) - {target, *kept}) if old else []
+    if not dry_run:
+        lock_model.write_host_lock(path, lock_model.sealed_host(spec, {**kept, target: new}))
+    if dropped:
+        log.say(
+            f"Warning: host.yaml changed since {', '.join(dropped)} was locked, so the new lock\n"
+            "leaves it out. Lock it again: `sm120 host lock --target TARGET` for each."
+        )
+    before = old.targets.get(target) if old else None
+    had, has = before.pins() if before else {}, new.pins()
+    return [
+        {
+            "name": name,
+            "before": had[name].version if name in had else None,
+            "after": has[name].version if name in has else None,
+        }
+        for name in sorted({*had, *has})
+        if had.get(name) != has.get(name)
     ]

@@ -98,27 +98,24 @@ def list_images(workspace: Workspace) -> list[dict[str, Any]]:
     for name in checkout.images():
         spec = checkout.spec(name)
         for platform in spec.platforms:
-            record = store.image_record(name, platform)
+            record, stale = store.image_record(name, platform), ""
+            if record:
+                try:
+                    stale = staleness(checkout, store, plan_image(checkout, name, platform))
+                except PipelineError as error:
+                    # a lock that is missing or out of date, for example: the build would say so
+                    stale = str(error)
             rows.append(
                 {
                     "image": name,
                     "platform": platform,
                     "locked": checkout.lock_path(name, platform).exists(),
                     "built": record.digest if record else None,
-                    "stale": _stale(checkout, store, name, platform) if record else None,
+                    "stale": stale if record else None,
                     "summary": spec.on(platform).summary,
                 }
             )
     return rows
-
-
-def _stale(checkout: Checkout, store: Store, name: str, platform: str) -> str:
-    """Why a built image is not that of today's checkout; empty where it is."""
-    try:
-        return staleness(checkout, store, plan_image(checkout, name, platform))
-    except PipelineError as error:
-        # a lock that is missing or out of date, for example: the build would say the same
-        return str(error)
 
 
 def explain(workspace: Workspace, name: str, path: str, platform: str | None = None) -> Origin:

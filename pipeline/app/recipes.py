@@ -12,14 +12,7 @@ from typing import Any, NamedTuple
 from pipeline.app.images import find_image
 from pipeline.app.workspace import Workspace, pick_platform
 from pipeline.artifacts.oci.reference import parse_reference
-from pipeline.core import log
-from pipeline.core.errors import (
-    LockUnusable,
-    PipelineError,
-    RecipeInvalid,
-    UnknownImage,
-    WeightsUnknown,
-)
+from pipeline.core import errors, log
 from pipeline.images.assemble.golden import read_golden
 from pipeline.images.assemble.image import find_built
 from pipeline.images.assemble.plan import plan_image
@@ -70,7 +63,7 @@ def say_contrary(recipe: Recipe) -> None:
 def all_overrides(recipe: Recipe, options: Overrides, weights: object = None) -> Overrides:
     """Options first, then the variables that the recipe listens to; `weights` is --weights."""
     if weights and options.model_path:
-        raise RecipeInvalid(
+        raise errors.RecipeInvalid(
             f"--weights {weights} and --model-path {options.model_path} both name the model",
             "Leave one of them out.",
         )
@@ -94,7 +87,7 @@ def image_digest(workspace: Workspace, recipe: Recipe, platform: str | None) -> 
     golden = read_golden(checkout.golden_path).images.get(f"{name}.{plan.architecture}")
     # one of other inputs is that of an older image
     if golden is None or golden.inputs != plan.inputs:
-        raise UnknownImage(
+        raise errors.UnknownImage(
             f"{name} for {plan.platform} is not built, and no digest is committed for it",
             f"Run `sm120 build {name} --platform {plan.platform}` first,"
             " or name the image with --registry REGISTRY/REPOSITORY@sha256:….",
@@ -109,18 +102,11 @@ def weights_folder(workspace: Workspace, recipe: Recipe, given: Path | None) -> 
         return str(tiny_weights(workspace.store(), recipe).folder)
     if folder := given or _cached(workspace, recipe.model.weights):
         return _whole_path(folder)
-    raise RecipeInvalid(
+    raise errors.RecipeInvalid(
         f"{recipe.name}: nothing says where its weights lie",
         f"Name their folder with --weights DIR;"
         f" `sm120 weights fetch {recipe.model.weights or 'NAME'} --to DIR` downloads them.",
     )
-
-
-def draft_folder(workspace: Workspace, recipe: Recipe, given: Path | None) -> str:
-    """The same of a draft model, which the engine may also fetch itself."""
-    spec = recipe.speculation
-    folder = given or _cached(workspace, spec.weights if spec else None)
-    return _whole_path(folder) if folder else ""
 
 
 def _whole_path(folder: Path) -> str:
@@ -159,7 +145,7 @@ def _lock(workspace: Workspace, name: str | None) -> WeightsLock | None:
         return None
     try:
         return current_lock(checkout, name)
-    except (LockUnusable, WeightsUnknown):
+    except (errors.LockUnusable, errors.WeightsUnknown):
         return None
 
 
@@ -192,7 +178,7 @@ def _recipes_for(recipes: Recipes, image: str) -> Iterator[Recipe]:
     for name in recipes.names():
         try:
             recipe = recipes.read(name)
-        except PipelineError:
+        except errors.PipelineError:
             # an unfinished recipe is no reason to end a load with an error
             continue
         if recipe.image == image:
@@ -266,7 +252,7 @@ def _engines(checkout: Checkout, name: str) -> list[tuple[object, ...]]:
     try:
         plans = [plan_image(checkout, name, each) for each in checkout.spec(name).platforms]
         parsers = [find_parser(plan) for plan in plans]
-    except PipelineError:
+    except errors.PipelineError:
         return []  # starts no engine
     engines: list[tuple[object, ...]] = []
     for plan, parser in zip(plans, parsers, strict=True):
@@ -341,11 +327,14 @@ def render(workspace: Workspace, request: RenderRequest) -> Rendered:
     # a model that is named otherwise needs no folder
     folder = "" if overrides.model_path else weights_folder(workspace, recipe, request.weights)
     recipe = with_locked_file(workspace, recipe, folder)
+    spec = recipe.speculation
+    # the engine may also fetch a draft model itself
+    draft = request.draft or _cached(workspace, spec.weights if spec else None)
     launch = plan_launch(
         recipe if contained else recipe.model_copy(update={"image": None}),
         overrides,
         weights=folder,
-        draft=draft_folder(workspace, recipe, request.draft),
+        draft=_whole_path(draft) if draft else "",
         digest=digest,
     )
     launch = with_whole_repositories(launch)
@@ -376,7 +365,7 @@ def render(workspace: Workspace, request: RenderRequest) -> Rendered:
 def _compare_engines(checkout: Checkout, recipe: Recipe) -> None:
     """Refuse where the host's engine dies without the image's patches; else name them."""
     if needed := recipe.needs_patches:
-        raise RecipeInvalid(
+        raise errors.RecipeInvalid(
             f"{recipe.name}: the engine of this machine lacks {needed[0]} of the image"
             f" {recipe.image}, and dies with these flags",
             "Render it for a container, or take a recipe without an image: `sm120 recipe list`.",

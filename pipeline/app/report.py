@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
 from pipeline.app.signing import Signing, trust_of
-from pipeline.app.statements import state_report
+from pipeline.app.statements import keep_statement
 from pipeline.app.workspace import Workspace
+from pipeline.artifacts.attest.envelope import SUFFIX
+from pipeline.artifacts.attest.statement import moment
 from pipeline.artifacts.store.store import Store
 from pipeline.core import log
 from pipeline.core.errors import StoreUnusable
@@ -26,7 +28,7 @@ from pipeline.serving.report.findings import WRONG
 from pipeline.serving.report.from_host import memory_of_log, with_host
 from pipeline.serving.report.from_run import read_foreign_data, read_run_data
 from pipeline.serving.report.model import EvidenceLink, ReportData, RunData
-from pipeline.serving.report.page import render_page
+from pipeline.serving.report.page import render_page, report_statement
 from pipeline.serving.report.pdf import print_pdf
 from pipeline.serving.report.redact import redact
 from pipeline.serving.report.text import render_csv, render_markdown
@@ -77,7 +79,14 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
     read = [_read(path, request.log_path, judge, behind) for path in named]
     if request.host_path is not None:
         facts, digest = read_facts(request.host_path), sha256_of_file(request.host_path)
-        read = [with_host(run, facts) if _is_host_of(run, digest) else run for run in read]
+        for at, run in enumerate(read):
+            its = next((link.digest for link in run.evidence if link.name == "host facts"), None)
+            # facts of other hosts are refused; a run that names none is believed
+            if its in (None, digest):
+                read[at] = with_host(run, facts)
+            else:
+                other = f"{run.name}: was measured on a host of other facts, {its}"
+                log.say(f"{other}; it keeps its own")
     else:
         read = [_with_known_host(run, path, behind) for run, path in zip(read, named, strict=True)]
     names = request.references
@@ -100,17 +109,11 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
             write_bytes(target, _FORMATS[target.suffix](data))
         # the others are made of the page's data, and hold none that could be compared
         if target.suffix == ".html":
-            stated = state_report(target, data, Signing())
+            statement = report_statement(target.name, target.read_bytes(), data, moment())
+            path = target.with_name(f"{target.name}{SUFFIX}")
+            stated = keep_statement(path, statement, Signing())
             log.say(f"statement: {stated.file}, {stated.state}")
     return data
-
-
-def _is_host_of(run: RunData, digest: str) -> bool:
-    """Whether facts may be of the host that a run names; one that names none is believed."""
-    named = next((link.digest for link in run.evidence if link.name == "host facts"), None)
-    if named not in (None, digest):
-        log.say(f"{run.name}: was measured on a host of other facts, {named}; it keeps its own")
-    return named in (None, digest)
 
 
 def _with_known_host(run: RunData, path: Path, behind: Behind) -> RunData:
@@ -130,12 +133,15 @@ def _read(path: Path, log_path: Path | None, judge: Judge, behind: Behind) -> Ru
         return _with_memory(read_foreign_data(path), log_path, is_named=True)
     run = read_run_data(path)
     run = _with_memory(run, log_path or _kept_log(run, behind.store), is_named=bool(log_path))
+    folder = run_folder(path)
+    within = Behind(behind.store, (*behind.folders, folder, folder.parent))
     with log.step(f"Checking {path}"):
-        checked = with_states(run, path, judge, behind)
-    for link in checked.evidence:
+        walked = judge_run(folder, gather(beside(folder / RUN_FILE)), judge, within)
+    links = evidence_links(run.evidence, walked.node.children)
+    for link in links:
         if link.state in WRONG:
             log.say(f"{path}: {link.name}: {link.state}: {link.message}")
-    return checked
+    return run.model_copy(update={"evidence": links})
 
 
 def _kept_log(run: RunData, store: Store | None) -> Path | None:
@@ -166,29 +172,19 @@ def _with_memory(run: RunData, path: Path | None, *, is_named: bool) -> RunData:
     return run.model_copy(update={"memory": memory})
 
 
-def with_states(run: RunData, path: Path, judge: Judge, behind: Behind) -> RunData:
-    """A run with the verdicts of `sm120 verify` on all that it names."""
-    folder = run_folder(path)
-    within = Behind(behind.store, (*behind.folders, folder, folder.parent))
-    walked = judge_run(folder, gather(beside(folder / RUN_FILE)), judge, within)
-    return run.model_copy(update={"evidence": evidence_links(run.evidence, walked.node.children)})
-
-
 def evidence_links(named: Iterable[EvidenceLink], nodes: Iterable[Node]) -> list[EvidenceLink]:
     """Each check of a run, with the digest that the run names for it."""
     by_name = {link.name: link for link in named}
-    judged = [_link(node, by_name) for node in nodes]
+    judged = []
+    for node in nodes:
+        name = node.part if node.part in by_name else node.title
+        digest = by_name[name].digest if name in by_name else None
+        # of a tree only what decides is said; `sm120 verify` shows the rest
+        decisive = node.culprit()
+        where = "" if decisive is node else f"{decisive.title}: "
+        message = f"{where}{decisive.message.replace(digest or chr(0), '').strip(' ,')}"
+        body = {"name": name, "digest": digest, "state": node.verdict.value, "message": message}
+        judged.append(EvidenceLink.model_validate(body))
     # what no check is about by itself, such as the raw requests
     names = {link.name for link in judged}
     return [*judged, *(link for link in by_name.values() if link.name not in names)]
-
-
-def _link(node: Node, named: Mapping[str, EvidenceLink]) -> EvidenceLink:
-    name = node.part if node.part in named else node.title
-    digest = named[name].digest if name in named else None
-    # of a tree only what decides is said; `sm120 verify` shows the rest
-    decisive = node.culprit()
-    where = "" if decisive is node else f"{decisive.title}: "
-    message = decisive.message.replace(digest or "\0", "").strip(" ,")
-    body = {"name": name, "digest": digest, "state": node.verdict.value}
-    return EvidenceLink.model_validate({**body, "message": f"{where}{message}"})

@@ -25,15 +25,7 @@ from pipeline.artifacts.containers.container_engine import (
 from pipeline.artifacts.containers.docker import default_tag
 from pipeline.artifacts.containers.facts import other_owner
 from pipeline.artifacts.store.store import Store
-from pipeline.core import log
-from pipeline.core.errors import (
-    BackendDiffers,
-    NothingServed,
-    RecipeInvalid,
-    StartFailed,
-    UnknownImage,
-    WeightsUnknown,
-)
+from pipeline.core import errors, log
 from pipeline.core.known import Known, unknown
 from pipeline.hosts.fleet.playbook import connection_of
 from pipeline.hosts.fleet.tunnel import Tunnel, open_tunnel, plain_connection
@@ -48,6 +40,7 @@ from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import Launch, Overrides, plan_launch, with_whole_repositories
 from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.recipe.parser import check_flags
+from pipeline.serving.serve import weights as weights_on_disk
 from pipeline.serving.serve.attempts import START_S, Attempt, ServeOptions
 from pipeline.serving.serve.fits import model_in, plan_fit
 from pipeline.serving.serve.host_nccl import HostNccl, with_host_nccl, with_nccl_of
@@ -65,13 +58,6 @@ from pipeline.serving.serve.run import serve as serve_job
 from pipeline.serving.serve.run import stop as stop_container
 from pipeline.serving.serve.site import HERE, Site, find_there, platform_of, tunnel_of
 from pipeline.serving.serve.start import STOP_S, Served
-from pipeline.serving.serve.weights import (
-    WeightsFolder,
-    find_weights,
-    find_weights_on,
-    tiny_weights,
-    tiny_weights_on,
-)
 from pipeline.weights.model import kept_locks
 
 _LONGEST_CHAIN = 8
@@ -172,7 +158,7 @@ def serve(
                 try:
                     served = serve_job(containers, context.store, job, begun)
                     return ServedRecipe(recipe, served, begun.id)
-                except (StartFailed, BackendDiffers) as error:
+                except (errors.StartFailed, errors.BackendDiffers) as error:
                     if not recipe.fallback:
                         raise
                     if not with_fallback:
@@ -190,7 +176,7 @@ def _chain(recipes: Recipes, first: Recipe) -> Iterator[Recipe]:
     while following := recipe.fallback:
         if following in seen or len(seen) > _LONGEST_CHAIN:
             chain = " → ".join([*seen, following])
-            raise RecipeInvalid(f"{first.name}: fallback: {chain} has no end")
+            raise errors.RecipeInvalid(f"{first.name}: fallback: {chain} has no end")
         seen.append(following)
         recipe = recipes.read(following)
         yield recipe
@@ -261,7 +247,7 @@ def stop(
             if owner := other_owner(facts):
                 log.say(f"{facts.name}: another user serves it ({owner}), so it keeps running")
         if not found:
-            raise NothingServed(f"nothing is served in {titles(engines)}")
+            raise errors.NothingServed(f"nothing is served in {titles(engines)}")
         return {
             facts.recipe or facts.name: stop_container(containers, store, facts, timeout_s)
             for containers, facts in found
@@ -289,7 +275,7 @@ def machine_on(
         engines = find_engines(wanted) if holding else [find_engine(wanted)]
         engine = engines[0]
         if holding:
-            with suppress(NothingServed):
+            with suppress(errors.NothingServed):
                 engine = find_among(engines, holding)[0]
         yield HERE, engine
         return
@@ -327,7 +313,7 @@ def folder_on(on: RemoteHost | None, folder: Path | None, option: str) -> str | 
     if folder is None or on is not None:
         return str(folder) if folder else None
     if not folder.is_dir():
-        raise WeightsUnknown(f"{folder}: is not a folder", f"Name one with {option} DIR.")
+        raise errors.WeightsUnknown(f"{folder}: is not a folder", f"Name one with {option} DIR.")
     return str(folder.resolve())
 
 
@@ -335,7 +321,7 @@ def make_job(context: ServeContext, recipe: Recipe, after: str | None = None) ->
     """One start of a recipe."""
     checkout, options, tunnel = context.checkout, context.options, tunnel_of(context.site)
     if recipe.image is None:
-        raise RecipeInvalid(
+        raise errors.RecipeInvalid(
             f"{recipe.name}: is for an engine without a container",
             f"`sm120 render {recipe.name} --as shell` prints its command.",
         )
@@ -352,7 +338,9 @@ def make_job(context: ServeContext, recipe: Recipe, after: str | None = None) ->
         first = str(weights.folder / weights.file)
         overrides = overrides.model_copy(update={"model_path": first})
     if weights is None and recipe.model.folder and not overrides.model_path:
-        raise WeightsUnknown(f"{recipe.name}: no weights are named", "Name their --weights DIR.")
+        raise errors.WeightsUnknown(
+            f"{recipe.name}: no weights are named", "Name their --weights DIR."
+        )
     platform = platform_of(tunnel, context.site.host) if tunnel else None
     built = _built(context, recipe.image, platform)
     launch = plan_launch(
@@ -392,14 +380,16 @@ def make_job(context: ServeContext, recipe: Recipe, after: str | None = None) ->
     )
 
 
-def _weights(context: ServeContext, recipe: Recipe, overrides: Overrides) -> WeightsFolder | None:
+def _weights(
+    context: ServeContext, recipe: Recipe, overrides: Overrides
+) -> weights_on_disk.WeightsFolder | None:
     named = context.options.weights
     given = Path(overrides.model_path) if overrides.model_path else None
     tunnel = tunnel_of(context.site)
     if recipe.model.tiny and given is None and not named:
         if tunnel:
-            return tiny_weights_on(tunnel, recipe, dry_run=context.dry_run)
-        return tiny_weights(context.store, recipe, dry_run=context.dry_run)
+            return weights_on_disk.tiny_weights_on(tunnel, recipe, dry_run=context.dry_run)
+        return weights_on_disk.tiny_weights(context.store, recipe, dry_run=context.dry_run)
     folder = Path(named) if named else None
     # a name of the Hub is no folder of this machine
     if folder is None and given is not None and given.is_absolute():
@@ -410,14 +400,14 @@ def _weights(context: ServeContext, recipe: Recipe, overrides: Overrides) -> Wei
         return None
     known = kept_locks(context.checkout)
     if tunnel:
-        return find_weights_on(tunnel, recipe, str(folder), known)
-    return find_weights(recipe, folder, known)
+        return weights_on_disk.find_weights_on(tunnel, recipe, str(folder), known)
+    return weights_on_disk.find_weights(recipe, folder, known)
 
 
 def _built(context: ServeContext, image: str, platform: str | None) -> Built | None:
     try:
         return find_image(context.checkout, context.store, image, platform)
-    except UnknownImage:
+    except errors.UnknownImage:
         # an image that this checkout does not know at all is the recipe's fault
         context.checkout.spec(image)
         return None
@@ -427,7 +417,7 @@ def _refused(checkout: Checkout, launch: Launch) -> Known[tuple[str, ...]]:
     """What the engine of the image would refuse, as far as its parser is known."""
     try:
         parser = find_parser_flags(flags_folder(checkout), launch.engine, launch.image)
-    except RecipeInvalid as error:
+    except errors.RecipeInvalid as error:
         return unknown(f"{error}. {error.hint}")
     return tuple(str(problem) for problem in check_flags(launch, parser))
 

@@ -10,24 +10,23 @@ import asyncio
 import os
 import platform
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.app.image_statements import state_runs
 from pipeline.app.images import find_image
-from pipeline.app.recipe_server import (
-    RecipeServer,
-    find_server,
-    smoke_attempt,
-    start_recipe,
-    started_server,
-    stop_recipe,
+from pipeline.app.recipes import is_address, recipes_of, say_contrary
+from pipeline.app.serve import (
+    RemoteHost,
+    ServeContext,
+    ServeRequest,
+    folder_on,
+    machine_on,
+    make_job,
 )
-from pipeline.app.recipes import all_overrides, is_address, recipes_of, say_contrary
-from pipeline.app.serve import RemoteHost, ServeContext, ServeRequest, folder_on, machine_on
 from pipeline.app.signing import Signing
 from pipeline.app.statements import keep_statement
 from pipeline.app.workspace import Workspace
@@ -36,17 +35,7 @@ from pipeline.artifacts.attest.names import TEST_RESULT
 from pipeline.artifacts.attest.statement import moment, state_about, subject
 from pipeline.artifacts.containers.container_engine import ContainerEngine, Wanted
 from pipeline.artifacts.containers.facts import require_own
-from pipeline.core import log
-from pipeline.core.errors import (
-    AlreadyServed,
-    DiskFull,
-    PreflightFailed,
-    ServeFailed,
-    ServerGone,
-    SmokeFailed,
-    StoreUnwritable,
-    UnknownImage,
-)
+from pipeline.core import errors, log
 from pipeline.core.files import sha256_of_file
 from pipeline.core.known import Unknown
 from pipeline.core.model import sha256_of
@@ -55,24 +44,33 @@ from pipeline.evidence.statements.results import run_predicate
 from pipeline.hosts.rules.issues import findings, match_rungs
 from pipeline.images.gate.runs import OUTPUTS, RESULT
 from pipeline.serving.recipe.find import Recipes
-from pipeline.serving.recipe.launch import Overrides, speculates
+from pipeline.serving.recipe.launch import speculates
 from pipeline.serving.recipe.model import Recipe
-from pipeline.serving.serve.attempts import Begun, ServeOptions, new_id
-from pipeline.serving.serve.run import attempts_of, find_served, kept, recipe_digest
+from pipeline.serving.serve.attempts import Begun, ServeOptions, new_id, stamp
+from pipeline.serving.serve.run import (
+    ServedStatus,
+    attempts_of,
+    find_served,
+    kept,
+    new_attempt,
+    recipe_digest,
+    serve,
+    status_of,
+    stop,
+)
 from pipeline.serving.serve.site import HERE
-from pipeline.serving.smoke.client import Client, Unsound
-from pipeline.serving.smoke.ladder import LADDER, as_run, climb, keep_climb, why_skipped
+from pipeline.serving.serve.start import STOP_S, restart
+from pipeline.serving.smoke.client import Client, Gone, Unsound
+from pipeline.serving.smoke.ladder import LADDER, as_run, climb, keep_climb
 from pipeline.serving.smoke.model import THINKING_TOKENS, SmokePlan, SmokeResult, plan_for, quick
 from pipeline.serving.smoke.rungs.answers import run_in_sandbox
 from pipeline.serving.smoke.rungs.first import FIRST
-from pipeline.serving.smoke.rungs.length import LENGTH, UNKNOWN_CONTEXT
-from pipeline.serving.smoke.rungs.pictures import UNSEEN
+from pipeline.serving.smoke.rungs.length import LENGTH
 from pipeline.serving.smoke.rungs.speculation import SPECULATION
 from pipeline.serving.smoke.session import (
     Baseline,
     Rung,
     Session,
-    baseline_questions,
     read_baseline,
     record_baseline,
     write_baseline,
@@ -81,11 +79,6 @@ from pipeline.serving.smoke.session import (
 RUNGS = [rung.name for rung in LADDER]
 # Stay at the first until it is proved, then go on: the ladder of "Blackwell Shenanigans 001".
 CONTEXT_STEPS = (65_536, 98_304, 131_072, 262_144)
-# What only a server can answer, by the reason that a run gives where it does not.
-_DEPENDS = {
-    UNKNOWN_CONTEXT: "on the context that the server names",
-    UNSEEN: "on whether the server says that its model sees",
-}
 
 
 @dataclass(frozen=True)
@@ -171,24 +164,6 @@ class SmokeRequest:
         return session
 
 
-class PlannedCheck(NamedTuple):
-    """One check of a smoke test, before it runs."""
-
-    plan: str  # asked, skipped or depends
-    rung: str
-    check: str
-    why: str
-
-
-@dataclass(frozen=True)
-class PlannedSmoke:
-    """Every check that a smoke test would make, and what else it would do."""
-
-    checks: list[PlannedCheck]
-    sizes: SmokePlan
-    notes: list[str]
-
-
 OnResult = Callable[[SmokeResult, str | None], None]
 
 
@@ -225,67 +200,6 @@ def smoke(
         return _smoke_recipe(request, recipes, signing, server, show)
 
 
-def plan_smoke(workspace: Workspace, request: SmokeRequest) -> PlannedSmoke:
-    """Which checks a test would make, as far as the recipe alone tells; asks no server."""
-    Signing()  # refuses a key that cannot be read, as the test would
-    notes: list[str] = []
-    name = request.target
-    if is_address(name):
-        expected = request.expected
-        recipe = recipes_of(workspace, request.folders).read(expected) if expected else None
-        session = request.session(Address.read(name), request.expectations.plan(recipe))
-    else:
-        folder_on(request.on, request.weights, "--weights")
-        folder_on(request.on, request.draft, "--draft")
-        recipe = recipes_of(workspace, request.folders).read(name)
-        near = Address.read(f"http://127.0.0.1:{recipe.port}")
-        session = request.session(near, request.expectations.plan(recipe))
-        _foresee(session, recipe, may_restart=request.may_restart)
-        if request.start:
-            notes.append(
-                f"{name} would be started first and stopped last; `sm120 serve {name} --dry-run`"
-                " checks the machine for it"
-            )
-    if request.record:
-        count = log.count(len(baseline_questions()), "greedy answer")
-        notes.append(f"Then {count} would be recorded in {request.record}")
-    elif request.keep:
-        notes.append(f"The result would be in {request.keep}")
-    # in a test, the second check finds it out
-    session.context_tokens = session.plan.context_tokens
-    rows = []
-    for rung in request.rungs:
-        for check in rung.checks(session):
-            why = why_skipped(session, check)
-            state = "depends" if why in _DEPENDS else "skipped" if why else "asked"
-            rows.append(PlannedCheck(state, rung.name, check.name, _DEPENDS.get(why, why)))
-    return PlannedSmoke(rows, session.plan, notes)
-
-
-def _foresee(session: Session, recipe: Recipe, *, may_restart: bool) -> None:
-    """What a test may do to the server of a recipe, as the recipe alone tells."""
-    name = recipe.name
-    if not may_restart:
-        return _leave_running(session)
-    session.restart = _never
-    session.why_no_drafting = f"{name}: has no draft model"
-    if speculates(recipe, all_overrides(recipe, Overrides())):
-        session.start_drafting, session.is_drafting = _never, True
-        # a test records one before it turns the draft model on
-        session.baseline = session.baseline or Baseline(model="", url="", answers=[])
-    elif recipe.speculation:
-        session.why_no_drafting = f"{name}: only where it was served with its draft model"
-
-
-def _leave_running(session: Session) -> None:
-    """Restarts nothing, also not with a draft model: people may be using the server."""
-    session.why_no_restart = session.why_no_drafting = "only with --restart"
-
-
-async def _never() -> None:
-    raise AssertionError("a dry run does nothing to a server")
-
-
 def _smoke_address(
     workspace: Workspace, request: SmokeRequest, show: OnResult
 ) -> SmokeResult | Baseline:
@@ -302,10 +216,21 @@ def _smoke_address(
                 if not request.keep:
                     keep_climb(folder, result, session.client.exchanges)
             # hours of tests are not thrown away because their result cannot be kept
-            except (StoreUnwritable, DiskFull) as error:
+            except (errors.StoreUnwritable, errors.DiskFull) as error:
                 log.say(f"Nothing is stated: {error}")
             else:
-                _state_address(folder, session, result, recipe, signing)
+                # what runs at the address is not known, only what it was expected to be
+                run = as_run(
+                    result,
+                    session.client.exchanges,
+                    recipe=None,
+                    inputs={f"expected/{recipe.name}": recipe_digest(recipe)} if recipe else {},
+                    machine={"address": result.url},
+                )
+                subjects = [subject(name, sha256_of_file(folder / name)) for name in OUTPUTS]
+                statement = state_about(subjects, TEST_RESULT, run_predicate(run), moment())
+                stated = keep_statement(folder / f"{RESULT}{SUFFIX}", statement, signing)
+                log.say(f"statement: {stated.file}, {stated.state}")
             _require_passed(result, session)
         return result
 
@@ -324,7 +249,8 @@ def _smoke_recipe(
             log.say("Its draft model is turned off until the last rung.")
             server.serve_again(drafting=False)
     else:
-        _leave_running(session)
+        # restarts nothing, also not with a draft model: people may be using the server
+        session.why_no_restart = session.why_no_drafting = "only with --restart"
     begun = server.attempt()
     try:
         with kept(attempts_of(server.context.store), begun, "passed"):
@@ -333,7 +259,7 @@ def _smoke_recipe(
                 _state_recipe(server, recipes, session, result, signing)
                 _require_passed(result, session)
             return result
-    except SmokeFailed as error:
+    except errors.SmokeFailed as error:
         say_contrary(server.recipe)
         # the last rung failed after, or while, the draft model was turned on
         last = session.client.check.partition(":")[0]
@@ -352,8 +278,19 @@ def _climbed(
 ) -> SmokeResult | Baseline:
     """Run the rungs, and keep and show the result; or record a baseline instead."""
     log.say(f"Climbing at {url}")
-    if request.record:
-        return asyncio.run(_record(session, url, request.record))
+    if path := request.record:
+
+        async def recorded() -> Baseline:
+            _require_passed(await climb(session, url, request.rungs), session)
+            with log.step("Recording greedy answers, one at a time"):
+                return await record_baseline(session, url)
+
+        try:
+            baseline = asyncio.run(recorded())
+        except Unsound as error:
+            raise errors.SmokeFailed(f"{url}: {error}") from error
+        write_baseline(path, baseline)
+        return baseline
     result = asyncio.run(climb(session, url, request.rungs))
     if request.keep:
         keep_climb(request.keep, result, session.client.exchanges)
@@ -361,26 +298,15 @@ def _climbed(
     return result
 
 
-async def _record(session: Session, url: str, path: Path) -> Baseline:
-    _require_passed(await climb(session, url, LADDER[:1]), session)
-    with log.step("Recording greedy answers, one at a time"):
-        try:
-            recorded = await record_baseline(session, url)
-        except Unsound as error:
-            raise SmokeFailed(f"{url}: {error}") from error
-    write_baseline(path, recorded)
-    return recorded
-
-
 def _require_passed(result: SmokeResult, session: Session) -> None:
     if result.verdict == "passed":
         return
     if not any(e.status for e in session.client.exchanges):
-        raise ServerGone(f"{result.url}: {result.failures()[0].message}")
+        raise errors.ServerGone(f"{result.url}: {result.failures()[0].message}")
     rung = result.rungs[-1]
     failed = [check for check in rung.checks if check.verdict == "failed"]
     first = failed[0]
-    error = SmokeFailed(f"{result.url}: {rung.name}: {first.name}: {first.message[:300]}")
+    error = errors.SmokeFailed(f"{result.url}: {rung.name}: {first.name}: {first.message[:300]}")
     matches = match_rungs([(rung.name, f"{c.name}: {c.message}") for c in failed])
     issues = [finding.issue for finding in findings([matches])]
     for issue in issues:
@@ -399,7 +325,7 @@ def _state_recipe(
     checkout, store, recipe = server.context.checkout, server.context.store, server.recipe
     try:
         built = find_image(checkout, store, recipe.image or "", None)
-    except UnknownImage:
+    except errors.UnknownImage:
         built = None
     if built is None or server.status.built != "same" or built.digest != server.status.digest:
         log.say("Nothing is stated: what runs is not the image that this checkout builds.")
@@ -426,24 +352,6 @@ def _state_recipe(
         state_runs(checkout, store, built, [run], signing)
 
 
-def _state_address(
-    folder: Path, session: Session, result: SmokeResult, recipe: Recipe | None, signing: Signing
-) -> None:
-    """State a test of an address next to its result; what runs at the address is not known."""
-    run = as_run(
-        result,
-        session.client.exchanges,
-        recipe=None,
-        # what it was expected to be; the server may run anything else
-        inputs={f"expected/{recipe.name}": recipe_digest(recipe)} if recipe else {},
-        machine={"address": result.url},
-    )
-    subjects = [subject(name, sha256_of_file(folder / name)) for name in OUTPUTS]
-    statement = state_about(subjects, TEST_RESULT, run_predicate(run), moment())
-    stated = keep_statement(folder / f"{RESULT}{SUFFIX}", statement, signing)
-    log.say(f"statement: {stated.file}, {stated.state}")
-
-
 def serve_longest(
     workspace: Workspace, request: ServeRequest, contexts: Sequence[int] = ()
 ) -> tuple[int, str]:
@@ -462,12 +370,23 @@ def serve_longest(
                 if good:
                     stop_recipe(engine, context, recipe)
                 start_recipe(engine, _with_tokens(context, tokens), recipe, None)
-                _prove(engine, context, recipe, tokens)
+                server = find_server(engine, context, recipe)
+                # the first answer, and needles in a text of the whole context
+                changes = {"contexts": [tokens], "served_tokens": None}
+                plan = plan_for(recipe).model_copy(update={**changes, "model": server.status.model})
+                client = Client(server.address(), plan.limits, api_headers())
+                session = Session(client, plan, run_in_sandbox)
+                with kept(attempts_of(context.store), server.attempt(), "passed"):
+                    log.say(f"Testing {recipe.name} with {tokens} tokens at {server.url}")
+                    result = asyncio.run(climb(session, server.url, (FIRST, LENGTH)))
+                    if failures := result.failures():
+                        text = f"{failures[0].name}: {failures[0].message[:300]}"
+                        raise errors.SmokeFailed(text)
                 good = tokens
-            except (ServeFailed, PreflightFailed, SmokeFailed) as error:
+            except (errors.ServeFailed, errors.PreflightFailed, errors.SmokeFailed) as error:
                 # what runs already, or cannot run on this machine, is no matter of its context
-                never_ran = isinstance(error, PreflightFailed) and not good
-                if isinstance(error, AlreadyServed) or never_ran:
+                never_ran = isinstance(error, errors.PreflightFailed) and not good
+                if isinstance(error, errors.AlreadyServed) or never_ran:
                     raise
                 why = f"{tokens} tokens: {error}"
                 stop_recipe(engine, context, recipe)
@@ -484,14 +403,154 @@ def _with_tokens(context: ServeContext, tokens: int) -> ServeContext:
     return replace(context, options=context.options.model_copy(update={"overrides": overrides}))
 
 
-def _prove(engine: ContainerEngine, context: ServeContext, recipe: Recipe, tokens: int) -> None:
-    """Test the first answer, and needles in a text of the whole context."""
-    server = find_server(engine, context, recipe)
-    changes = {"contexts": [tokens], "served_tokens": None, "model": server.status.model}
-    plan = plan_for(recipe).model_copy(update=changes)
-    session = Session(Client(server.address(), plan.limits, api_headers()), plan, run_in_sandbox)
-    with kept(attempts_of(context.store), server.attempt(), "passed"):
-        log.say(f"Testing {recipe.name} with {tokens} tokens at {server.url}")
-        result = asyncio.run(climb(session, server.url, (FIRST, LENGTH)))
-        if failures := result.failures():
-            raise SmokeFailed(f"{failures[0].name}: {failures[0].message[:300]}")
+@dataclass
+class RecipeServer:
+    """What runs of a recipe now, and what a test may do to it."""
+
+    engine: ContainerEngine
+    context: ServeContext
+    recipe: Recipe
+    status: ServedStatus
+    begun: Begun | None  # the attempt that started it; none where this store does not know it
+    drafts: ServeOptions | None  # how the user wants it served, where that is with a draft model
+
+    @property
+    def url(self) -> str:
+        """Where it listens, on its own machine."""
+        host = self.context.site.host
+        return f"http://127.0.0.1:{self.status.port}{f' on {host}' if host else ''}"
+
+    def address(self) -> Address:
+        """Where this machine reaches it."""
+        door = self.context.site.door(self.status.port or 0)
+        near = Address.read(f"http://127.0.0.1:{self.status.port}")
+        return replace(near, socket=door) if isinstance(door, Path) else near
+
+    def connect(self, session: Session) -> None:
+        """Let a test do what cannot be done to a server at an address."""
+        session.restart = self._restart
+        session.why_no_drafting = f"{self.recipe.name}: is served without a draft model"
+        if self.drafts:
+            session.start_drafting = self._start_drafting
+
+    async def _restart(self) -> None:
+        facts, limit_s = find_served(self.engine, self.recipe.name), self.context.options.timeout_s
+        door = self.context.site.door(self.status.port or 0)
+        await _in_thread(lambda: restart(self.engine, facts, door, limit_s))
+
+    async def _start_drafting(self) -> None:
+        await _in_thread(lambda: self.serve_again(drafting=True))
+
+    def serve_again(self, *, drafting: bool, after: str | None = None) -> None:
+        """The same with the draft model or without it, in the place of what runs."""
+        assert self.drafts is not None
+        stop_recipe(self.engine, self.context, self.recipe)
+        again = replace(self.context, options=self.drafts.drafting(drafting))
+        after = after or (self.begun.id if self.begun else None)
+        self.begun = start_recipe(self.engine, again, self.recipe, after)
+        self.status = _status(self.engine, self.context, self.recipe)
+
+    def attempt(self) -> Begun:
+        """The entry that begins a test."""
+        built = self.status.built == "same"
+        return smoke_attempt(
+            self.recipe,
+            image=self.recipe.image if built else None,
+            image_digest=self.status.digest if built else None,
+            weights_digest=self.begun.weights_digest if self.begun else None,
+            after=self.begun.id if self.begun else None,
+            host=self.context.site.host or None,
+        )
+
+
+def smoke_attempt(recipe: Recipe, **known: str | None) -> Begun:
+    """A test with what a recipe expects; of a server at an address the digests are not known."""
+    body = {
+        "id": new_id(),
+        "kind": "smoke",
+        "recipe": recipe.name,
+        "recipe_digest": recipe_digest(recipe),
+        "at": stamp(),
+    }
+    return Begun.model_validate({**body, **known})
+
+
+def find_server(engine: ContainerEngine, context: ServeContext, recipe: Recipe) -> RecipeServer:
+    """The server that `sm120 serve` started of a recipe."""
+    status = _status(engine, context, recipe)
+    attempts = attempts_of(context.store).read().attempts
+    begun = next((a.begun for a in attempts if a.begun.id == status.attempt), None)
+    if begun and begun.recipe_digest != recipe_digest(recipe):
+        raise errors.RecipeInvalid(
+            f"{recipe.name}: has changed since it was served",
+            f"Serve it anew: `sm120 recipe stop {recipe.name}`, `sm120 serve {recipe.name}`.",
+        )
+    options = begun.options if begun else None
+    drafts = options if options and speculates(recipe, options.overrides) else None
+    known = replace(context, options=options or context.options)
+    return RecipeServer(engine, known, recipe, status, begun, drafts)
+
+
+@contextmanager
+def started_server(
+    engine: ContainerEngine, context: ServeContext, recipe: Recipe
+) -> Iterator[RecipeServer]:
+    """A recipe, served for one test; without its draft model, which is the last rung."""
+    options = make_job(context, recipe).options or context.options
+    drafts = options if speculates(recipe, options.overrides) else None
+    first = replace(context, options=options.drafting(False) if drafts else options)
+    begun = start_recipe(engine, first, recipe, None)
+    try:
+        yield RecipeServer(engine, first, recipe, _status(engine, first, recipe), begun, drafts)
+    finally:
+        stop_recipe(engine, context, recipe)
+
+
+def start_recipe(
+    engine: ContainerEngine, context: ServeContext, recipe: Recipe, after: str | None
+) -> Begun:
+    """Serve a recipe as `sm120 serve` does; returns its attempt."""
+    with context.store.in_use():
+        job = make_job(context, recipe, after)
+        begun = new_attempt(job)
+        serve(engine, context.store, job, begun)
+    return begun
+
+
+def stop_recipe(engine: ContainerEngine, context: ServeContext, recipe: Recipe) -> None:
+    """Stop what is served of a recipe."""
+    # a start that failed may have made no container
+    with suppress(errors.NothingServed):
+        stop(engine, context.store, find_served(engine, recipe.name), STOP_S)
+
+
+def _status(engine: ContainerEngine, context: ServeContext, recipe: Recipe) -> ServedStatus:
+    name = recipe.name
+    found = status_of(engine, context.store, context.site)
+    status = next((each for each in found if each.recipe == name), None)
+    if status is None:
+        raise errors.NothingServed(
+            f"{name}: nothing of it is served here",
+            f"`sm120 serve {name}` starts it; `sm120 smoke {name} --serve` does so for the climb.",
+        )
+    if status.built == "other":
+        raise errors.ImageDiffers(f"{status.container}: {status.why}")
+    if status.is_forgotten:
+        raise errors.ServerGone(
+            f"{name}: answers, but Podman has forgotten that it runs",
+            f"`sm120 recipe stop {name}` ends it; then serve it again.",
+        )
+    if status.port is None or not status.healthy:
+        raise errors.ServerGone(
+            f"{name}: its container is {status.status}, and does not answer",
+            f"`sm120 recipe logs {name}` shows why.",
+        )
+    return status
+
+
+async def _in_thread(act: Callable[[], None]) -> None:
+    """Run something slow about a container; a test takes a server that does not start as gone."""
+    try:
+        await asyncio.to_thread(act)
+    except (errors.ServeFailed, errors.PreflightFailed) as error:
+        raise Gone(str(error)) from error

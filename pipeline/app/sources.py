@@ -17,22 +17,12 @@ from pipeline.artifacts.oci.record import FileRow, LayerRecord
 from pipeline.artifacts.oci.reference import Reference, parse_repository
 from pipeline.artifacts.registry.access import Access
 from pipeline.artifacts.store.store import Store
-from pipeline.core import log
-from pipeline.core.errors import (
-    LockEdited,
-    LockMissing,
-    LockStale,
-    NotInRegistry,
-    RegistryUnreachable,
-    SandboxUnavailable,
-    SpecInvalid,
-)
+from pipeline.core import errors, log
 from pipeline.images.assemble.golden import read_golden
 from pipeline.images.assemble.image import Built, build_images
-from pipeline.images.assemble.plan import ImagePlan, TreePlan, Work, plan_tree, work_for
+from pipeline.images.assemble.plan import ImagePlan, TreePlan, plan_tree
 from pipeline.images.lock.model import (
     ArchivePin,
-    Pin,
     SourceLock,
     current_source_lock,
     read_source_lock,
@@ -63,16 +53,6 @@ class LayerSettings:
 
     repository: Reference
     trust_path: Path | None = None
-
-
-class CompilePlan(NamedTuple):
-    """What compiling a tree would take; nothing where the store has its layer."""
-
-    tree: TreePlan
-    layer: LayerRecord | None
-    tools: Work
-    fetch: list[Pin]
-    not_here: str  # why this machine cannot compile it
 
 
 class ExportedSource(NamedTuple):
@@ -107,7 +87,7 @@ def compile_missing(
 
             try:
                 take_layer(store, tree, layer)
-            except (RegistryUnreachable, NotInRegistry) as error:
+            except (errors.RegistryUnreachable, errors.NotInRegistry) as error:
                 log.say(f"{tree.title} is compiled instead: {error}")
     if absent := [tree for tree in missing if store.layer(tree.key) is None]:
         compiler = make_compiler(checkout, store, fetcher, "auto", 0)
@@ -148,7 +128,7 @@ def offered_layers(
                     log.say(f"{tree.title}: {place} has no layer of it, so it is compiled")
                 else:
                     offered[tree.key] = found
-    except RegistryUnreachable as error:
+    except errors.RegistryUnreachable as error:
         rest = ", ".join(tree.title for tree in trees if tree.key not in offered)
         log.say(f"{rest}: compiled, as no layer can be looked for: {error}")
     return offered
@@ -174,7 +154,7 @@ def make_compiler(
     def toolchain(tree: TreePlan) -> Built:
         # before the first byte is fetched
         if why := why_not_here(tree):
-            raise SandboxUnavailable(why, NOT_HERE)
+            raise errors.SandboxUnavailable(why, NOT_HERE)
         return build_images(checkout, store, [tree.toolchain], fetcher)[0]
 
     return Compiler(checkout, store, fetcher, toolchain, find_way(sandbox), jobs)
@@ -209,16 +189,6 @@ def build_source(
         compiler = make_compiler(workspace.checkout(), store, fetcher, sandbox, jobs)
         record = compile_tree(compiler, plan)
     return read_tree(store, plan), record
-
-
-def plan_source(
-    workspace: Workspace, name: str, build: str, *, platform: str | None = None
-) -> CompilePlan:
-    """What compiling one build of a source would take."""
-    plan, store = find_tree(workspace, name, build, platform), workspace.store_to_read()
-    known, tools = store.layer(plan.key), work_for([plan.toolchain], store)
-    pins: list[Pin] = [] if known else [*missing_archives(store, [plan]), *tools.fetch]
-    return CompilePlan(plan, known, tools, pins, "" if known else why_not_here(plan))
 
 
 def export_source(
@@ -284,32 +254,30 @@ def publish_source(
 
 def list_sources(workspace: Workspace) -> list[dict[str, Any]]:
     """The sources that can be compiled, with their builds and times."""
-    checkout = workspace.checkout()
-    return [row for name in checkout.sources() for row in _rows(checkout, name)]
-
-
-def _rows(checkout: Checkout, name: str) -> list[dict[str, Any]]:
-    spec = checkout.source(name)
-    try:
-        lock = current_source_lock(checkout.source_lock_path(name), spec)
-        state = lock.archive.version or lock.archive.file
-    except LockMissing:
-        state = "no"
-    except LockStale:
-        state = "stale"
-    except LockEdited:
-        state = "edited"
-    return [
-        {
-            "source": name,
-            "build": build,
-            "toolchain": each.toolchain,
-            "for": ", ".join([*each.platforms, *each.architectures]),
-            "locked": state,
-            "time": f"{each.cpu_minutes} CPU-minutes",
-        }
-        for build, each in spec.builds.items()
-    ]
+    checkout, rows = workspace.checkout(), []
+    for name in checkout.sources():
+        spec = checkout.source(name)
+        try:
+            lock = current_source_lock(checkout.source_lock_path(name), spec)
+            state = lock.archive.version or lock.archive.file
+        except errors.LockMissing:
+            state = "no"
+        except errors.LockStale:
+            state = "stale"
+        except errors.LockEdited:
+            state = "edited"
+        rows += [
+            {
+                "source": name,
+                "build": build,
+                "toolchain": each.toolchain,
+                "for": ", ".join([*each.platforms, *each.architectures]),
+                "locked": state,
+                "time": f"{each.cpu_minutes} CPU-minutes",
+            }
+            for build, each in spec.builds.items()
+        ]
+    return rows
 
 
 def lock_sources(
@@ -324,7 +292,9 @@ def lock_sources(
 
     checkout, store = workspace.checkout(), workspace.store()
     if archive and len(names) != 1:
-        raise SpecInvalid("--from locks exactly one source", "sm120 source lock SOURCE --from FILE")
+        raise errors.SpecInvalid(
+            "--from locks exactly one source", "sm120 source lock SOURCE --from FILE"
+        )
     rows = []
     for name in names or tuple(checkout.sources()):
         spec = checkout.source(name)
@@ -333,7 +303,7 @@ def lock_sources(
         path = checkout.source_lock_path(name)
         try:
             old = read_source_lock(path)
-        except (LockMissing, LockEdited):
+        except (errors.LockMissing, errors.LockEdited):
             old = None
         before, after = _facts(old) if old else {}, _facts(new)
         rows += [

@@ -23,7 +23,6 @@ from pipeline.weights.sign.record import record_path, verification_from, weights
 
 if TYPE_CHECKING:
     from pipeline.artifacts.attest.keys import Signer
-    from pipeline.serving.report.model import ReportData
 
 
 class FileStatement(NamedTuple):
@@ -95,14 +94,6 @@ def state_benchmark(folder: Path, signing: Signing, *, must_write: bool = False)
     statement = benchmark_statement(folder, moment())
     path = folder / f"{RUN_FILE}{SUFFIX}"
     return keep_statement(path, statement, signing, must_write=must_write)
-
-
-def state_report(path: Path, data: ReportData, signing: Signing) -> FileStatement:
-    """State a page with all of its values, next to it."""
-    from pipeline.serving.report.page import report_statement
-
-    statement = report_statement(path.name, path.read_bytes(), data, moment())
-    return keep_statement(path.with_name(f"{path.name}{SUFFIX}"), statement, signing)
 
 
 def sign_file(artifact: Path, kind: str, body: Any, signer: Signer) -> Path:

@@ -16,20 +16,7 @@ from pipeline.artifacts.attest.envelope import SUFFIX
 from pipeline.artifacts.attest.trust import judges_strangers, with_named_keys
 from pipeline.artifacts.oci.reference import Reference, parse_reference
 from pipeline.artifacts.registry.access import Access
-from pipeline.core import log
-from pipeline.core.errors import (
-    DiskFull,
-    EvidenceBroken,
-    EvidenceIncomplete,
-    EvidenceUnsigned,
-    PipelineError,
-    PolicyRefused,
-    ReferenceInvalid,
-    StoreDamaged,
-    StoreUnwritable,
-    UnknownImage,
-    WeightsUnknown,
-)
+from pipeline.core import errors, log
 from pipeline.core.net.address import masked
 from pipeline.evidence.statements.evidence_set import kept
 from pipeline.evidence.verify.artifact import open_file, open_image, open_layout
@@ -92,7 +79,7 @@ class Verification:
 
     node: Node
     policy: list[Node]  # one for each image; most references name one
-    error: PipelineError | None
+    error: errors.PipelineError | None
 
     def require_valid(self) -> None:
         """Raise the error, where not everything holds."""
@@ -111,8 +98,16 @@ def verify(workspace: Workspace, request: VerifyRequest) -> Verification:
     judge = Judge(trust, workspace.checkout_or_none(), now, request.deep, request.jobs)
     with log.step(f"Reading {masked(artifact)}"):
         if reference := _reference(artifact):
+            memory: Memory | None = None
             # a digest cannot move; only what a tag named is worth remembering
-            judge = replace(judge, memory=_memory(workspace) if reference.tag else None)
+            if reference.tag:
+                try:
+                    memory = Memory(workspace.store())
+                except (errors.StoreUnwritable, errors.DiskFull) as unkept:
+                    log.say(f"nothing new is remembered of this tag: {unkept}")
+                    with suppress(errors.StoreUnwritable):
+                        memory = Memory(workspace.store_to_read(), is_kept=False)
+            judge = replace(judge, memory=memory)
             with open_registry(reference, request.access) as repository:
                 # not compared with a spec: the image may be of another checkout
                 remote = open_remote(repository, reference, named_platform(request.platform))
@@ -121,17 +116,17 @@ def verify(workspace: Workspace, request: VerifyRequest) -> Verification:
             chain = _local(workspace, request, judge)
     asked = [judge_policy(policy, w, now) for w in chain.walks] if policy else []
     # evidence before policy: a policy over evidence that does not hold says nothing
-    error: PipelineError | None = error_of(chain.node)
-    if isinstance(error, EvidenceIncomplete):
+    error: errors.PipelineError | None = error_of(chain.node)
+    if isinstance(error, errors.EvidenceIncomplete):
         error.hint = _what_is_missing(artifact, chain.node, judge) or error.hint
-    elif isinstance(error, EvidenceUnsigned):
+    elif isinstance(error, errors.EvidenceUnsigned):
         error.hint = _how_to_sign(chain.node) or error.hint
     elif error and chain.node.culprit().code is Code.STRANGER:
         error.hint = f"Do not use it before you know whose key that is. If you do: {_TRUST}"
     refused = [each.culprit() for each in asked if each.verdict is not Verdict.VALID]
     if refused and not error:
         message = f"{request.policy_path}: {refused[0].title}: {refused[0].message}"
-        error = PolicyRefused(message)
+        error = errors.PolicyRefused(message)
     return Verification(chain.node, asked, error)
 
 
@@ -176,29 +171,22 @@ def _reference(artifact: str) -> Reference | None:
     if Path(artifact).exists():
         return None
     if ":" not in artifact and artifact.endswith(_FILE_ENDINGS):
-        raise UnknownImage(f"{artifact}: no such file", "Check its name, and the folder it is in.")
+        raise errors.UnknownImage(
+            f"{artifact}: no such file", "Check its name, and the folder it is in."
+        )
     if "/" not in artifact:
         return None
     if artifact.startswith(("/", "./", "../", "~")):
-        raise UnknownImage(f"{artifact}: no such file or folder", f"Check it. {_IN_REGISTRY}")
+        raise errors.UnknownImage(
+            f"{artifact}: no such file or folder", f"Check it. {_IN_REGISTRY}"
+        )
     try:
         return parse_reference(artifact)
-    except ReferenceInvalid as error:
+    except errors.ReferenceInvalid as error:
         reason = str(error).removeprefix(f"{masked(artifact)}: ")
         name = masked(artifact)
         message = f"{name}: no such file or folder, and no image in a registry ({reason})"
-        raise ReferenceInvalid(message) from error
-
-
-def _memory(workspace: Workspace) -> Memory | None:
-    """Which image each tag named before; a machine that cannot keep that verifies without it."""
-    try:
-        return Memory(workspace.store())
-    except (StoreUnwritable, DiskFull) as error:
-        log.say(f"nothing new is remembered of this tag: {error}")
-    with suppress(StoreUnwritable):
-        return Memory(workspace.store_to_read(), is_kept=False)
-    return None
+        raise errors.ReferenceInvalid(message) from error
 
 
 def _local(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
@@ -229,7 +217,11 @@ def _local(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
     items = gather(places or beside(path))
     if path.name == RESULT:
         return _chain(judge_climb(path, items, judge))
-    if _is_report(path):
+    head = b""
+    if path.is_file():
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    if is_report(head):  # its name may be anything
         # with the packages of benchmarks: a third of all that verify needs
         from pipeline.evidence.verify.runs import Behind, judge_report
 
@@ -247,14 +239,6 @@ def _together(path: Path, walks: Sequence[Walk]) -> Chain:
     if len(walks) == 1:
         return _chain(walks[0])
     return Chain(Node(str(path), children=tuple(each.node for each in walks)), tuple(walks))
-
-
-def _is_report(path: Path) -> bool:
-    """A page of `sm120 report`; its name may be anything."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return is_report(file.read(_HEAD))
 
 
 def _run(
@@ -275,8 +259,8 @@ def _run(
 def _weights(path: Path, places: tuple[Path, ...], judge: Judge) -> Chain:
     try:
         sets = find_places(path, kept_locks(judge.checkout) if judge.checkout else ())
-    except WeightsUnknown as error:
-        raise UnknownImage(
+    except errors.WeightsUnknown as error:
+        raise errors.UnknownImage(
             f"{path}: holds no OCI layout, no locked weights, no run of a benchmark, no smoke.json",
             "Name a folder that `image export`, `registry pull`, `weights fetch` or `bench` made.",
         ) from error
@@ -291,15 +275,15 @@ def _weights(path: Path, places: tuple[Path, ...], judge: Judge) -> Chain:
 def _built(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
     name, places = request.artifact, request.places
     if judge.checkout is None:
-        raise UnknownImage(
+        raise errors.UnknownImage(
             f"{name}: no such file, and no checkout is here that could name an image",
             f"Name a file or a folder, or run it in a checkout. {_IN_REGISTRY}",
         )
     store = workspace.store_to_read()
     try:
         spec = judge.checkout.spec(name)
-    except UnknownImage as error:
-        raise UnknownImage(str(error), f"{error.hint} {_IN_REGISTRY}") from error
+    except errors.UnknownImage as error:
+        raise errors.UnknownImage(str(error), f"{error.hint} {_IN_REGISTRY}") from error
     chosen = pick_platform(spec, named_platform(request.platform))
     record = store.image_record(name, chosen)
     if record is None:
@@ -309,9 +293,9 @@ def _built(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
         items = gather(places or kept(store, name, chosen, digest))
         try:
             opened = open_image(store.blob_path(digest).parent, digest, f"{name} {chosen}")
-        except EvidenceBroken as error:
+        except errors.EvidenceBroken as error:
             # a folder that was copied is copied again; what is in the store is made again
-            raise EvidenceBroken(str(error), StoreDamaged.hint) from error
+            raise errors.EvidenceBroken(str(error), errors.StoreDamaged.hint) from error
     given = (judge.trust, judge.checkout, judge.now)
     # gates of an image just built may still run; of evidence that was handed over they are missing
     walked = walk(opened, items, *given, gates_may_wait=not places)

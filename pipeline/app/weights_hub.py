@@ -14,41 +14,16 @@ from pipeline.app.signing import Signing
 from pipeline.app.statements import FileStatement, state_weights
 from pipeline.app.weights import backing_of, hints_of_folder, places_in
 from pipeline.app.workspace import Workspace
-from pipeline.core import log
-from pipeline.core.errors import (
-    AddressUnusable,
-    LockEdited,
-    LockMissing,
-    LockStale,
-    ModelUnreadable,
-    OfflineMiss,
-    SpecInvalid,
-)
+from pipeline.core import errors, log
 from pipeline.core.files import read_at_most
 from pipeline.core.sealed import read_or_none
 from pipeline.serving.fit.config import MOST_BYTES
 from pipeline.serving.fit.source import HubModel, named_spec
+from pipeline.weights import model
 from pipeline.weights.check.repair import Repaired, RouteSupply, repair_known
 from pipeline.weights.disk.install import name_revision
 from pipeline.weights.disk.receipt import proved_identities
 from pipeline.weights.hub import is_offline
-from pipeline.weights.model import (
-    FilePin,
-    WeightsLock,
-    WeightsSpec,
-    chosen_files,
-    current_lock,
-    is_reference,
-    kept_locks,
-    lock_path,
-    read_lock,
-    read_spec,
-    spec_names,
-    spec_of,
-    spec_path,
-    write_lock,
-    write_spec,
-)
 from pipeline.weights.place import Place, kept_lock, new_place, offered_place
 from pipeline.weights.serve.api import HubApi, ServedSets
 from pipeline.weights.serve.prover import Prover
@@ -89,8 +64,8 @@ class Fetched:
     """A set whose files are right now."""
 
     place: Place
-    pins: Sequence[FilePin]
-    brought: Sequence[FilePin]
+    pins: Sequence[model.FilePin]
+    brought: Sequence[model.FilePin]
     repaired: list[Repaired]
     statement: FileStatement | None  # none where only a part was asked for
 
@@ -143,23 +118,25 @@ def plan_set(workspace: Workspace, request: FetchRequest) -> FetchPlan:
 
 def _to_fetch(
     workspace: Workspace, request: FetchRequest
-) -> tuple[WeightsSpec, Place, Sequence[FilePin]]:
+) -> tuple[model.WeightsSpec, Place, Sequence[model.FilePin]]:
     spec, lock = _locked(workspace, request)
-    pins = chosen_files(lock, request.only, request.exclude)
+    pins = model.chosen_files(lock, request.only, request.exclude)
     return spec, new_place(request.folder, lock, hub_cache=request.hub_cache), pins
 
 
-def _locked(workspace: Workspace, request: FetchRequest) -> tuple[WeightsSpec, WeightsLock]:
+def _locked(
+    workspace: Workspace, request: FetchRequest
+) -> tuple[model.WeightsSpec, model.WeightsLock]:
     """The checkout's lock; where it has none, one next to files, else as the Hub has it."""
     name = request.name
-    known = workspace.checkout_or_none() if is_reference(name) else workspace.checkout()
-    spec = named_spec(known, name) if known else spec_of(name)
-    if known and lock_path(known, spec.name).exists():
-        return spec, current_lock(known, name)
+    known = workspace.checkout_or_none() if model.is_reference(name) else workspace.checkout()
+    spec = named_spec(known, name) if known else model.spec_of(name)
+    if known and model.lock_path(known, spec.name).exists():
+        return spec, model.current_lock(known, name)
     if lock := _beside_files(spec, request):
         return spec, lock
-    if known and not is_reference(name):
-        return spec, current_lock(known, name)
+    if known and not model.is_reference(name):
+        return spec, model.current_lock(known, name)
     looked = look_up_now(spec, offline=request.offline)
     for warning in looked.warnings:
         log.say(f"warning: {warning}")
@@ -167,10 +144,10 @@ def _locked(workspace: Workspace, request: FetchRequest) -> tuple[WeightsSpec, W
     return spec, looked.lock
 
 
-def _beside_files(spec: WeightsSpec, request: FetchRequest) -> WeightsLock | None:
+def _beside_files(spec: model.WeightsSpec, request: FetchRequest) -> model.WeightsLock | None:
     """The lock at the target or, where the Hub may not be asked, at a source."""
     name = request.name
-    if is_reference(name) and (lock := kept_lock(request.folder, spec)):
+    if model.is_reference(name) and (lock := kept_lock(request.folder, spec)):
         log.say(f"{spec.repository}: commit {lock.commit}, as this folder has it")
         return lock
     if not request.offline and not is_offline():
@@ -179,9 +156,9 @@ def _beside_files(spec: WeightsSpec, request: FetchRequest) -> WeightsLock | Non
         commit = f"{spec.repository}: commit {place.lock.commit}"
         log.say(f"{commit}, by the lock in {place.root}, as there is none in a checkout")
         return place.lock
-    if is_reference(name):
+    if model.is_reference(name):
         return None
-    raise LockMissing(
+    raise errors.LockMissing(
         f"{spec.name}: has no lock, neither in the checkout nor in a folder of --from",
         f"Make it where the Hub can be reached (`sm120 weights lock {name}`), or name with --from a"
         " folder that `sm120 weights fetch` made.",
@@ -191,16 +168,16 @@ def _beside_files(spec: WeightsSpec, request: FetchRequest) -> WeightsLock | Non
 def ask_hub(repository: str, revision: str) -> HubModel:
     """What a repository holds at a revision now."""
     if is_offline():
-        raise OfflineMiss(f"{repository}: HF_HUB_OFFLINE is set", "Unset it to ask the Hub.")
+        raise errors.OfflineMiss(f"{repository}: HF_HUB_OFFLINE is set", "Unset it to ask the Hub.")
     # the question is small, and the caller has other sources than to wait
     hub, read_file = open_hub(patient=False)
     with log.step(f"Looking up {repository} at {revision}"):
         commit = hub.commit_of(repository, revision)
         files = hub.files(repository, commit)
 
-    def read(pin: FilePin) -> bytes:
+    def read(pin: model.FilePin) -> bytes:
         if pin.size_bytes > MOST_BYTES:
-            raise ModelUnreadable(f"{pin.path}: is larger than 16 MiB")
+            raise errors.ModelUnreadable(f"{pin.path}: is larger than 16 MiB")
         return checked(pin, read_file(repository, commit, pin))
 
     return HubModel(repository, commit, files, read)
@@ -209,8 +186,8 @@ def ask_hub(repository: str, revision: str) -> HubModel:
 def list_sets(workspace: Workspace) -> list[dict[str, Any]]:
     """The weights that a checkout knows, and which are locked."""
     checkout, rows = workspace.checkout(), []
-    for name in spec_names(checkout):
-        spec = read_spec(checkout, name)
+    for name in model.spec_names(checkout):
+        spec = model.read_spec(checkout, name)
         row: dict[str, Any] = {
             "name": name,
             "repository": spec.repository,
@@ -220,13 +197,13 @@ def list_sets(workspace: Workspace) -> list[dict[str, Any]]:
             "lock": "current",
         }
         try:
-            lock = current_lock(checkout, name)
+            lock = model.current_lock(checkout, name)
             row |= {"commit": lock.commit, "files": len(lock.files), "bytes": lock.size_bytes}
-        except LockMissing:
+        except errors.LockMissing:
             row["lock"] = "missing"
-        except LockStale:
+        except errors.LockStale:
             row["lock"] = "stale"
-        except LockEdited:
+        except errors.LockEdited:
             row["lock"] = "edited"
         rows.append(row)
     known = {row["name"] for row in rows}
@@ -240,7 +217,7 @@ def list_sets(workspace: Workspace) -> list[dict[str, Any]]:
             "files": len(lock.files),
             "bytes": lock.size_bytes,
         }
-        for lock in kept_locks(checkout)
+        for lock in model.kept_locks(checkout)
         if lock.name not in known
     ]
 
@@ -256,7 +233,7 @@ class LockedSet:
 def lock_sets(
     workspace: Workspace,
     names: Sequence[str],
-    own: WeightsSpec | None = None,
+    own: model.WeightsSpec | None = None,
     *,
     dry_run: bool = False,
 ) -> list[LockedSet]:
@@ -266,66 +243,56 @@ def lock_sets(
     """
     checkout = workspace.checkout()
     if not names:
-        raise SpecInvalid("no weights are named", "`sm120 weights list` shows the names.")
+        raise errors.SpecInvalid("no weights are named", "`sm120 weights list` shows the names.")
     specs = [named_spec(checkout, name) for name in dict.fromkeys(names)]
     done = []
     # all are looked up before the first is written
     looked_up = [(spec, look_up_now(spec)) for spec in ([own] if own else specs)]
     for spec, looked in looked_up:
-        path = lock_path(checkout, spec.name)
-        moves = diff_locks(read_or_none(read_lock, path), looked.lock)
+        path = model.lock_path(checkout, spec.name)
+        moves = diff_locks(read_or_none(model.read_lock, path), looked.lock)
         if not dry_run:
             # the spec first: a lock without it would be that of a model without a spec
             if own:
-                write_spec(spec_path(checkout, own.name), spec)
-            write_lock(path, looked.lock)
+                model.write_spec(model.spec_path(checkout, own.name), spec)
+            model.write_lock(path, looked.lock)
         done.append(LockedSet(looked, moves))
     return done
 
 
 def own_spec(
     workspace: Workspace, reference: str, name: str, include: Sequence[str], exclude: Sequence[str]
-) -> WeightsSpec:
+) -> model.WeightsSpec:
     """A spec of a model of the Hub under a name of the user's; raises ValidationError."""
     checkout = workspace.checkout()
-    if name in spec_names(checkout):
-        raise SpecInvalid(
-            f"{spec_path(checkout, name)}: is there already",
+    if name in model.spec_names(checkout):
+        raise errors.SpecInvalid(
+            f"{model.spec_path(checkout, name)}: is there already",
             f"Edit it and run `sm120 weights lock {name}`, or save under another name.",
         )
     changes = {"name": name, "include": list(include) or ["*"], "exclude": list(exclude)}
-    return WeightsSpec.model_validate(spec_of(reference).model_dump() | changes)
+    return model.WeightsSpec.model_validate(model.spec_of(reference).model_dump() | changes)
 
 
 def spec_file(workspace: Workspace, name: str) -> Path:
     """The file of a set's spec, below the checkout."""
     checkout = workspace.checkout()
-    return spec_path(checkout, name).relative_to(checkout.root)
+    return model.spec_path(checkout, name).relative_to(checkout.root)
 
 
 def check_locks(workspace: Workspace, names: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Check that locks match their specs; needs no network."""
     checkout, rows = workspace.checkout(), []
     # without names, the sets that have a lock; the others are only specs so far
-    locked = (name for name in spec_names(checkout) if lock_path(checkout, name).exists())
+    locked = (
+        name for name in model.spec_names(checkout) if model.lock_path(checkout, name).exists()
+    )
     for name in names or locked:
         named_spec(checkout, name)
-        lock = current_lock(checkout, name)
+        lock = model.current_lock(checkout, name)
         count = {"files": len(lock.files), "bytes": lock.size_bytes}
         rows.append({"name": name, "commit": lock.commit, "seal": lock.seal, **count})
     return rows
-
-
-@dataclass(frozen=True)
-class HubRequest:
-    """Folders to serve as a Hub, where, and to whom."""
-
-    folders: tuple[Path, ...]
-    host: str = "127.0.0.1"  # closed by default: the licences of many weights forbid to share them
-    port: int = 8080
-    token_file: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -337,21 +304,38 @@ class ServedHub:
     is_open: bool  # to everybody who reaches its address
 
 
-def serve(workspace: Workspace, request: HubRequest, on_start: Callable[[ServedHub], None]) -> None:
+def serve(
+    workspace: Workspace,
+    folders: Sequence[Path],
+    on_start: Callable[[ServedHub], None],
+    *,
+    host: str = "127.0.0.1",  # closed by default: the licences of many weights forbid to share them
+    port: int = 8080,
+    token_file: Path | None = None,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+) -> None:
     """Serve folders of locked weights as a read-only Hub, until Ctrl-C."""
     # first: a wrong certificate is known before many files are looked through
-    tls = _tls(request.tls_cert, request.tls_key)
-    places = [place for folder in request.folders for place in places_in(workspace, folder)]
+    tls = _tls(tls_cert, tls_key)
+    places = [place for folder in folders for place in places_in(workspace, folder)]
     for place in places:
         log.say(f"{place.lock.name}: {backing_of(workspace, place, strict=False).sentence()}")
-    served, host = ServedSets(places), request.host
-    tokens = _tokens(request.token_file) if request.token_file else frozenset()
-    prover, scheme = _prover(served), "https" if tls else "http"
+    served = ServedSets(places)
+    tokens = _tokens(token_file) if token_file else frozenset()
+    prover, scheme = Prover(served.files), "https" if tls else "http"
+    # so that a set which was verified once is served at once
+    prover.trust_receipts(proved_identities)
+    if unproved := sum(held.pin.size_bytes for held in served.files if held.state == "unproved"):
+        log.say(
+            f"{log.size(unproved)} are checked first; `sm120 weights verify` does that once for all"
+        )
+        prover.advance = log.LineBar("checking", unproved).advance
     hub = HubApi(served, prover, tokens, only_loopback=_is_loopback(host), scheme=scheme)
     connections = ConnectionLimits(most_connections())
     # where anybody may connect, one address must not use up all connections
     most_of_one = None if tokens else connections.most // 2
-    server = Server(hub.answer, host, request.port, tls, hub.may_read, most_of_one, connections)
+    server = Server(hub.answer, host, port, tls, hub.may_read, most_of_one, connections)
     # before the files are checked: that an address is in use is known at once
     server.listen()
     try:
@@ -365,18 +349,6 @@ def serve(workspace: Workspace, request: HubRequest, on_start: Callable[[ServedH
     finally:
         prover.stop()
         server.close()
-
-
-def _prover(served: ServedSets) -> Prover:
-    prover = Prover(served.files)
-    # so that a set which was verified once is served at once
-    prover.trust_receipts(proved_identities)
-    if unproved := sum(held.pin.size_bytes for held in served.files if held.state == "unproved"):
-        log.say(
-            f"{log.size(unproved)} are checked first; `sm120 weights verify` does that once for all"
-        )
-        prover.advance = log.LineBar("checking", unproved).advance
-    return prover
 
 
 def _name(host: str) -> str:
@@ -400,7 +372,7 @@ def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
-        raise AddressUnusable(
+        raise errors.AddressUnusable(
             f"{cert.name}: cannot be used for TLS: {error}",
             "Give a PEM certificate with its own key (--tls-key).",
         ) from error
@@ -413,7 +385,7 @@ def _tokens(path: Path) -> frozenset[str]:
     tokens = frozenset(line for line in lines if line and not line.startswith("#"))
     # guessable by trying; and a client could not send spaces or other letters in a header
     if not tokens or any(len(t) < 8 or not t.isascii() or " " in t for t in tokens):
-        raise AddressUnusable(
+        raise errors.AddressUnusable(
             f"{path.name}: a token has at least eight ASCII characters and no spaces",
             "Make one with `openssl rand -hex 24`.",
         )

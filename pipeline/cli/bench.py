@@ -11,18 +11,8 @@ import click
 from pipeline import app
 from pipeline.app.recipes import is_address
 from pipeline.app.workspace import Workspace
-from pipeline.cli.options import (
-    ANY_PATH,
-    COUNTS,
-    EXISTING_FILE,
-    EXISTING_FOLDER,
-    RATES,
-    engine_option,
-    flag,
-    json_option,
-    on_options,
-    recipes_option,
-)
+from pipeline.cli import options
+from pipeline.cli.options import ANY_PATH, COUNTS, EXISTING_FILE, Numbers, flag, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.serving.bench.marks import cell_marks
@@ -31,19 +21,12 @@ from pipeline.serving.bench.results.compare import GATED, LEAST, LEAST_IN_TURNS,
 from pipeline.serving.bench.workload import read_workload, shipped_names
 
 if TYPE_CHECKING:
-    from pipeline.app.bench import BenchRequest
     from pipeline.app.serve import RemoteHost
     from pipeline.app.statements import FileStatement
-    from pipeline.serving.bench.model import CellResult, Interval, Run
-    from pipeline.serving.bench.results.compare import (
-        Comparison,
-        GateRow,
-        InputChange,
-        NumberChange,
-    )
+    from pipeline.serving.bench.model import Interval, Run
+    from pipeline.serving.bench.results.compare import Comparison, GateRow, InputChange
 
 _CELLS = ("cell", "state", "output tok/s", "total tok/s", "TTFT ms", "TPOT ms", "p99 TTFT", "marks")
-_PLAN = ("workload", "cell", "requests", "trials", "done", "prompt tokens", "answer tokens")
 # what a person asks first; --all and --json have every number
 _SHOWN = (
     *("output_tok_s", "total_tok_s", "requests_s", "goodput_s", "ttft_ms.mean", "ttft_ms.p50"),
@@ -53,11 +36,12 @@ _SHOWN = (
 _LONG = 60
 _PARTS = ("mean", "p50", "p90", "p95", "p99", "least", "most")
 _RESULT = click.Path(exists=True, path_type=Path)
+_RATES = Numbers("0.5,1,2", 1e-6, float)
 
 
-@click.command("run")
+@query
 @click.argument("target", metavar="RECIPE|URL")
-@recipes_option
+@options.recipes_option
 @click.option(
     "--workload",
     "names",
@@ -67,7 +51,7 @@ _RESULT = click.Path(exists=True, path_type=Path)
     " a tiny recipe and `quick` for others].",
 )
 @click.option("--concurrency", type=COUNTS, help="Concurrent requests in place of its own.")
-@click.option("--rate", type=RATES, help="Requests a second in place of its concurrencies.")
+@click.option("--rate", type=_RATES, help="Requests a second in place of its concurrencies.")
 @click.option("--requests", type=click.IntRange(1), help="Requests of each cell.")
 @click.option("--input", "input_tokens", type=click.IntRange(1), help="Prompt tokens.")
 @click.option("--output", "output_tokens", type=click.IntRange(1), help="Answer tokens.")
@@ -84,7 +68,7 @@ _RESULT = click.Path(exists=True, path_type=Path)
 @flag("--no-self-test", help="Do not measure the client first.")
 @click.option(
     "--weights",
-    type=EXISTING_FOLDER,
+    type=options.EXISTING_FOLDER,
     help="Folder of the weights, for workloads that start the engine; a tiny recipe makes its own.",
 )
 @click.option(
@@ -92,17 +76,13 @@ _RESULT = click.Path(exists=True, path_type=Path)
     type=ANY_PATH,
     help="Folder for the results of each WORKLOAD; a partial run there goes on [bench].",
 )
-@flag("--dry-run", help="Show what would be asked, and ask nothing.")
-@engine_option
-@on_options
-@json_option
-@click.pass_obj
-def run(
+@options.engine_option
+@options.on_options
+def bench_run_command(
     workspace: Workspace,
     /,
     target: str,
     out: Path | None,
-    dry_run: bool,
     on: RemoteHost | None,
     as_json: bool,
     **options: Any,
@@ -120,8 +100,6 @@ def run(
     request = app.bench.BenchRequest(
         target, changes=changes, out=out or Path("bench"), on=on, **options
     )
-    if dry_run:
-        return _show_plan(workspace, request, as_json)
     _, workloads = app.bench.chosen_workloads(workspace, request)
     if on and (starts := [name for name, each in workloads.items() if each.starts]):
         raise click.UsageError(
@@ -138,7 +116,7 @@ def run(
             ]
             click.echo(log.table(("start", "ready s", "first token s"), rows))
         else:
-            _show(run, folder)
+            click.echo("\n".join(_lines(run, folder)))
         click.echo(f"statement: {stated.file}, {stated.state}")
 
     runs = app.bench.measure(workspace, request, show)
@@ -147,38 +125,22 @@ def run(
     app.bench.require_good(runs)
 
 
-def _show_plan(workspace: Workspace, request: BenchRequest, as_json: bool) -> None:
-    rows, target, out = app.bench.plan_bench(workspace, request), request.target, request.out
-    if as_json:
-        return say_json({"target": target, "out": str(out), "cells": rows, "dry_run": True})
-    names = ("workload", "cell", "requests", "trials", "done", "input", "output")
-    click.echo(log.table(_PLAN, [[row[name] for name in names] for row in rows]))
-    rest = sum(row["requests"] * (row["trials"] - row["done"]) for row in rows)
-    click.echo(f"\n{log.count(rest, 'request')}, and those that warm up each cell, to {target}")
-    if starts := sum(row["trials"] for row in rows if row["starts"]):
-        click.echo(f"{log.count(starts, 'start')} of the engine, which ends what is served now")
-    click.echo(f"Nothing was asked; results would be in {out}")
-
-
-def _show(run: Run, folder: Path) -> None:
-    click.echo(log.table(_CELLS, [_cell_row(cell) for cell in run.cells]))
+def _lines(run: Run, folder: Path) -> Iterator[str]:
+    names, rows = ("output_tok_s", "total_tok_s", "ttft_ms.mean", "tpot_ms.mean", "ttft_ms.p99"), []
+    for cell in run.cells:
+        kinds = sorted({mark.kind for trial in cell.trials for mark in trial.marks})
+        numbers = [_with_error(cell.intervals.get(name)) for name in names]
+        rows.append([cell.cell.name, cell.state, *numbers, ", ".join(kinds) or None])
+    yield log.table(_CELLS, rows)
     for cell in run.cells:
         for why in sorted({why for trial in cell.trials for why in trial.void}):
-            click.echo(f"{cell.cell.name}: void: {why}")
-        for mark in cell_marks(cell.trials):
-            click.echo(f"{cell.cell.name}: {mark}")
+            yield f"{cell.cell.name}: void: {why}"
+        yield from (f"{cell.cell.name}: {mark}" for mark in cell_marks(cell.trials))
     count = max((len(cell.trials) for cell in run.cells), default=0)
     sure = f"means of {count:,} trials with 95 % confidence"
     if count < 2:
         sure = "one trial, which says nothing of its error"
-    click.echo(f"{run.server.model}: {run.workload.name}; {sure}; every request is in {folder}")
-
-
-def _cell_row(cell: CellResult) -> list[object]:
-    kinds = sorted({mark.kind for trial in cell.trials for mark in trial.marks})
-    names = ("output_tok_s", "total_tok_s", "ttft_ms.mean", "tpot_ms.mean", "ttft_ms.p99")
-    numbers = [_with_error(cell.intervals.get(name)) for name in names]
-    return [cell.cell.name, cell.state, *numbers, ", ".join(kinds) or None]
+    yield f"{run.server.model}: {run.workload.name}; {sure}; every request is in {folder}"
 
 
 def _with_error(interval: Interval | None) -> str | None:
@@ -193,8 +155,8 @@ def _with_error(interval: Interval | None) -> str | None:
 
 
 @click.command("list")
-@json_option
-def list_workloads(as_json: bool) -> None:
+@options.json_option
+def bench_list_command(as_json: bool) -> None:
     """List the workloads that are shipped with this program."""
     workloads = [read_workload(name) for name in shipped_names()]
     if as_json:
@@ -207,21 +169,17 @@ def list_workloads(as_json: bool) -> None:
 @click.argument("first")
 @click.argument("second")
 @flag("--live", help="FIRST and SECOND are servers: measure them now, in turns.")
-@click.option(
-    "--workload", "workload_name", default="quick", show_default=True, help="With --live."
-)
+@click.option("--workload", "workload_name", default="quick", help="With --live.")
 @click.option(
     "--repeats",
     type=click.IntRange(2),
     default=8,
-    show_default=True,
     help="With --live: trials of each cell and server.",
 )
 @click.option(
     "--out",
     type=ANY_PATH,
     default=Path("bench"),
-    show_default=True,
     help="With --live: folder for both runs, as first/WORKLOAD and second/WORKLOAD.",
 )
 @click.option(
@@ -236,7 +194,6 @@ def list_workloads(as_json: bool) -> None:
     "--allow",
     type=click.FloatRange(0, 100),
     default=5.0,
-    show_default=True,
     help="With --gate: percent by which a number may be worse.",
 )
 @click.option(
@@ -245,8 +202,8 @@ def list_workloads(as_json: bool) -> None:
     multiple=True,
     help=f"With --gate: judge this number. Repeatable [default: {', '.join(GATED)}].",
 )
-@json_option
-def compare(
+@options.json_option
+def bench_compare_command(
     first: str,
     second: str,
     live: bool,
@@ -296,13 +253,25 @@ def _text(comparison: Comparison, gate: Sequence[GateRow], everything: bool) -> 
     ]
     # long reasons stand below the table, each once
     reasons = list(dict.fromkeys(n.why for _, n in shown if len(n.why) > _LONG))
-    if shown:
+    rows = []
+    for cell, number in shown:
+        change, verdict = number.change, str(number.verdict)
+        if number.why:
+            is_long = number.why in reasons
+            why = f" [{reasons.index(number.why) + 1}]" if is_long else f": {number.why}"
+            verdict = f"no winner{why}"
+        percent = f"{change.percent:+.1f} %" if change else ""
+        if change and change.low is not None:
+            percent += f" ({change.low:+.1f} to {change.high:+.1f})"
+        means = (_mean(number.first), _mean(number.second))
+        rows.append([cell, number.name, *means, percent, verdict])
+    if rows:
         head = ["cell", "number", "first", "second", "change", "verdict"]
-        yield f"\n{log.table(head, [_number_row(cell, number, reasons) for cell, number in shown])}"
+        yield f"\n{log.table(head, rows)}"
     yield from (f"[{number}] {why}" for number, why in enumerate(reasons, 1))
-    for cell in comparison.cells:
-        yield from _inputs_text(f"\n{cell.name}: settings that differ", cell.inputs)
-        yield from (f"{cell.name}: {note}" for note in cell.notes)
+    for each in comparison.cells:
+        yield from _inputs_text(f"\n{each.name}: settings that differ", each.inputs)
+        yield from (f"{each.name}: {note}" for note in each.notes)
     yield from (f"{name}: only in {comparison.first}" for name in comparison.only_first)
     yield from (f"{name}: only in {comparison.second}" for name in comparison.only_second)
     if gate:
@@ -316,18 +285,6 @@ def _inputs_text(title: str, changes: Sequence[InputChange]) -> Iterator[str]:
     if changes:
         rows = [[each.name, each.first or "–", each.second or "–"] for each in changes]
         yield log.table([title, "first", "second"], rows)
-
-
-def _number_row(cell: str, number: NumberChange, reasons: Sequence[str]) -> list[str]:
-    change, verdict = number.change, str(number.verdict)
-    if number.why in reasons:
-        verdict = f"no winner [{reasons.index(number.why) + 1}]"
-    elif number.why:
-        verdict = f"no winner: {number.why}"
-    percent = f"{change.percent:+.1f} %" if change else ""
-    if change and change.low is not None:
-        percent += f" ({change.low:+.1f} to {change.high:+.1f})"
-    return [cell, number.name, _mean(number.first), _mean(number.second), percent, verdict]
 
 
 def _mean(interval: Interval) -> str:
@@ -346,8 +303,8 @@ def _plain(value: float, digits: int) -> str:
 
 @click.command("attest")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=_RESULT)
-@json_option
-def attest(runs: tuple[Path, ...], as_json: bool) -> None:
+@options.json_option
+def bench_attest_command(runs: tuple[Path, ...], as_json: bool) -> None:
     """State the digests of results and of what stood behind them, and sign that.
 
     A run is stated as soon as it is measured; this is for one that was measured without a key.

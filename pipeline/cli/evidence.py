@@ -1,4 +1,4 @@
-"""`sm120 evidence`: statements about an image or any file, and the keys that sign them."""
+"""`sm120 verify` and `sm120 evidence`: judge evidence, make statements, and keys that sign them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,22 @@ import click
 from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.attest.names import KINDS
-from pipeline.cli.options import (
-    ANY_PATH,
-    EXISTING_FILE,
-    flag,
-    json_option,
-    key_option,
-    platform_option,
-    trust_option,
-)
+from pipeline.cli import options
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, command, flag, query
 from pipeline.cli.output import say_bytes, say_json
 from pipeline.core import log
+from pipeline.evidence.verify.verdict import show
 
 
-@click.command()
+@query
 @click.argument("name", metavar="IMAGE")
-@key_option
+@options.key_option
 @flag("--unsigned", help="Make the statements without a signature.")
 @flag("--spdx", help="Add the bill of materials as SPDX 2.3.")
-@platform_option
-@json_option
-@click.pass_obj
-def make(workspace: Workspace, /, name: str, as_json: bool, **options: Any) -> None:
+@options.platform_option
+def evidence_make_command(
+    workspace: Workspace, /, name: str, as_json: bool, **options: Any
+) -> None:
     """State and sign what a built image is made of, how it was built, and its gates' results.
 
     The statements are kept beside the image in the store. Another key adds its signature.
@@ -69,8 +63,10 @@ def make(workspace: Workspace, /, name: str, as_json: bool, **options: Any) -> N
     required=True,
     help="JSON file with the content of the statement.",
 )
-@key_option
-def attest(artifact: Path, kind: str, predicate: Path, key_path: Path | None) -> None:
+@options.key_option
+def evidence_attest_command(
+    artifact: Path, kind: str, predicate: Path, key_path: Path | None
+) -> None:
     """Sign a statement about any file. It is kept beside the file."""
     if kind not in app.evidence.OWN_KINDS:
         known = ", ".join(app.evidence.OWN_KINDS)
@@ -78,30 +74,29 @@ def attest(artifact: Path, kind: str, predicate: Path, key_path: Path | None) ->
     click.echo(str(app.evidence.attest(artifact, kind, predicate, key_path)))
 
 
-@click.command()
+@command
 @click.argument("name", metavar="IMAGE")
 @click.option(
     "--format",
     "form",
     type=click.Choice(["cyclonedx", "spdx"]),
     default="cyclonedx",
-    show_default=True,
     help="CycloneDX 1.6 or SPDX 2.3, as JSON.",
 )
-@platform_option
-@click.pass_obj
-def sbom(workspace: Workspace, /, **options: Any) -> None:
+@options.platform_option
+def evidence_sbom_command(workspace: Workspace, /, **options: Any) -> None:
     """Print a built image's bill of materials: every wheel, .deb, file and patch, by layer."""
     # as a file it ends with a newline already; another would change its digest
     say_bytes(app.evidence.bill_of_materials(workspace, **options))
 
 
-@click.command("new-key")
+@command
 @click.argument("name")
 @click.option("--to", "folder", type=ANY_PATH, help="Folder for the key [default: your own keys].")
 @flag("--passphrase", "ask", help="Ask for a passphrase [SM120_KEY_PASSPHRASE].")
-@click.pass_obj
-def new_key(workspace: Workspace, name: str, folder: Path | None, ask: bool) -> None:
+def evidence_new_key_command(
+    workspace: Workspace, name: str, folder: Path | None, ask: bool
+) -> None:
     """Make a key (ECDSA P-256) that only you can read. An old key is never overwritten.
 
     Your first key signs the statements of every later command, and now those in the store that
@@ -126,7 +121,7 @@ def new_key(workspace: Workspace, name: str, folder: Path | None, ask: bool) -> 
 
 @click.command("show-key")
 @click.argument("name", metavar="NAME|FILE.pub")
-def show_key(name: str) -> None:
+def evidence_show_key_command(name: str) -> None:
     """Print the entry of a key for a trust file: its id, its public half, what it may sign."""
     click.echo(app.evidence.key_entry(name))
 
@@ -150,7 +145,9 @@ def show_key(name: str) -> None:
     type=ANY_PATH,
     help="Trust file to add it to, e.g. lockfiles/trust.yaml [SM120_TRUST; default: your own].",
 )
-def trust_key(public: Path, name: str | None, believed: tuple[str, ...], path: Path | None) -> None:
+def evidence_trust_key_command(
+    public: Path, name: str | None, believed: tuple[str, ...], path: Path | None
+) -> None:
     """Add somebody's public key to a trust file, so that `sm120 verify` believes what it signed.
 
     For a year, which the file says and you may change. Compare the id that is printed with the
@@ -159,7 +156,7 @@ def trust_key(public: Path, name: str | None, believed: tuple[str, ...], path: P
     click.echo(app.evidence.trust_key(public, name, believed, path))
 
 
-@click.command("untrust-key")
+@command
 @click.argument("wanted", metavar="NAME|ID|FILE.pub")
 @click.option(
     "--from",
@@ -168,8 +165,7 @@ def trust_key(public: Path, name: str | None, believed: tuple[str, ...], path: P
     type=EXISTING_FILE,
     help="Trust file to take it from, e.g. lockfiles/trust.yaml [SM120_TRUST; default: your own].",
 )
-@click.pass_obj
-def untrust_key(workspace: Workspace, wanted: str, path: Path | None) -> None:
+def evidence_untrust_key_command(workspace: Workspace, wanted: str, path: Path | None) -> None:
     """Take a key out of a trust file, so that `sm120 verify` no longer believes what it signed.
 
     The way back from trust-key. A key that was stolen is better left there as `revoked`: what it
@@ -178,11 +174,11 @@ def untrust_key(workspace: Workspace, wanted: str, path: Path | None) -> None:
     click.echo(app.evidence.untrust_key(workspace, wanted, path))
 
 
-@click.command("list-keys")
-@trust_option
-@json_option
-@click.pass_obj
-def list_keys(workspace: Workspace, trust_path: Path | None, as_json: bool) -> None:
+@query
+@options.trust_option
+def evidence_list_keys_command(
+    workspace: Workspace, trust_path: Path | None, as_json: bool
+) -> None:
     """List the keys that are trusted, by which file, what for and until when."""
     rows = [
         {
@@ -204,3 +200,61 @@ def list_keys(workspace: Workspace, trust_path: Path | None, as_json: bool) -> N
         )
     table = [[*[*row.values()][:-1], ", ".join(row["for"])] for row in rows]
     click.echo(log.table([*rows[0]], table))
+
+
+@query
+@click.argument("artifact", metavar="IMAGE|RUN|REPORT|FILE|DIR|REGISTRY/REPO:TAG|@DIGEST")
+@click.option(
+    "--evidence",
+    "places",
+    multiple=True,
+    # a mistyped name is no broken evidence
+    type=click.Path(exists=True, path_type=Path),
+    help="Statement file or folder of them [default: those beside it]. Repeatable.",
+)
+@options.look_in_option
+@options.trust_option
+@click.option(
+    "--key",
+    "key_paths",
+    multiple=True,
+    type=EXISTING_FILE,
+    metavar="FILE.pub",
+    help="Public key to believe for this once, about everything. Repeatable.",
+)
+@click.option(
+    "--policy", "policy_path", type=ANY_PATH, help="File of what the evidence must hold, for CI."
+)
+@flag("--deep", help="Read every layer in a registry and every weights file.")
+@flag("--all", "everything", help="Show every package, not only what is wrong.")
+@options.own_recipes_option
+@options.platform_option
+@options.registry_options
+def verify_command(
+    workspace: Workspace,
+    /,
+    folders: tuple[Path, ...],
+    own_recipes: tuple[Path, ...],
+    everything: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Check evidence: who signed it, whether it is about these bytes, and what is behind it.
+
+    Works offline; for an image in a registry, only that registry is asked. The store remembers
+    which image a tag named last, so that a tag which was moved back is noticed.
+
+    The exit code is 0 only when everything holds. Stale, incomplete, unsigned, moved and broken
+    have their own exit codes; what could not be checked never counts as valid.
+    """
+    # a run of a recipe of one's own is compared with that recipe, as `serve` found it
+    request = app.verify.VerifyRequest(folders=(*folders, *own_recipes), **options)
+    done = app.verify.verify(workspace, request)
+    if as_json:
+        answer = done.node.as_json()
+        if judged := [each.as_json() for each in done.policy]:
+            answer["policy"] = judged[0] if len(judged) == 1 else judged
+        say_json(answer)
+    else:
+        click.echo("\n".join(show(n, everything=everything) for n in (done.node, *done.policy)))
+    done.require_valid()

@@ -13,22 +13,10 @@ from pipeline.cli.options import CARD_SIZE, SIZE, TOKENS, json_option
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.core.errors import DoesNotFit, ModelUnreadable
-from pipeline.serving.fit.answer import FitAnswer, answer, hybrid_hint, parallel_hint
+from pipeline.serving.fit import placement
+from pipeline.serving.fit.answer import answer, hybrid_hint, parallel_hint
 from pipeline.serving.fit.engine import Question, shown_bytes
 from pipeline.serving.fit.gguf import GgufModel
-from pipeline.serving.fit.placement import (
-    Batch,
-    Layout,
-    Machine,
-    checked,
-    launch_lines,
-    layout_json,
-    layout_notes,
-    layout_rows,
-    place,
-    read_overrides,
-    shortage,
-)
 from pipeline.serving.fit.shape import Architecture
 from pipeline.serving.fit.source import Source
 from pipeline.serving.fit.units import GIB, gib
@@ -56,21 +44,18 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 
 @click.command("fit")
 @click.argument("model", metavar="NAME|ORG/MODEL[@REVISION]|DIR|FILE")
-@click.option("--gpus", type=_COUNT, default=8, show_default=True, help="Number of GPUs.")
+@click.option("--gpus", type=_COUNT, default=8, help="Number of GPUs.")
 @click.option(
     "--vram",
     type=CARD_SIZE,
     # RTX PRO 6000 Blackwell, of which SM120 servers usually have eight
     default="96GB",
-    show_default=True,
     help="Memory per GPU, as it is sold.",
 )
 @click.option(
     "--ram", type=SIZE, help="Memory of the host, for experts that stay there (ik_llama)."
 )
-@click.option(
-    "--ctx", type=TOKENS, default="64k", show_default=True, help="Tokens per request, like 128k."
-)
+@click.option("--ctx", type=TOKENS, default="64k", help="Tokens per request, like 128k.")
 @click.option(
     "--kv", type=click.Choice(["bf16", "fp8"]), help="Type of the KV cache [default: the model's]."
 )
@@ -103,29 +88,17 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
     "--batch",
     type=TOKENS,
     default=2048,
-    show_default=True,
     help="Batch size, -b (ik_llama).",
 )
-@click.option(
-    "--ubatch",
-    type=TOKENS,
-    default=512,
-    show_default=True,
-    help="Micro-batch size, -ub (ik_llama).",
-)
+@click.option("--ubatch", type=TOKENS, default=512, help="Micro-batch size, -ub (ik_llama).")
 @click.option(
     "--mla",
     type=click.Choice(["0", "1", "2", "3"]),
     default="3",
-    show_default=True,
     help="What an MLA model keeps of a token, -mla (ik_llama): 0 keys and values, else the latent.",
 )
 @click.option(
-    "--headroom",
-    type=SIZE,
-    default="2GiB",
-    show_default=True,
-    help="Memory to leave free per GPU (ik_llama).",
+    "--headroom", type=SIZE, default="2GiB", help="Memory to leave free per GPU (ik_llama)."
 )
 @click.option(
     "--check-ot", multiple=True, help="Judge this -ot rule (ik_llama). Repeatable, in order."
@@ -133,7 +106,9 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 @click.option("--mbps", type=_RATE, callback=_finite, help="Download speed, in MB per second.")
 @json_option
 @click.pass_context
-def fit(context: click.Context, /, model: str, as_json: bool, **options: Any) -> None:
+def weights_fit_command(
+    context: click.Context, /, model: str, as_json: bool, **options: Any
+) -> None:
     """Calculate what a model needs on each GPU, on the host and on the disk. No GPU is needed.
 
     Of ORG/MODEL only the config is read, from the Hub (or HF_ENDPOINT). The weights need not be
@@ -154,8 +129,18 @@ def fit(context: click.Context, /, model: str, as_json: bool, **options: Any) ->
         if not as_json:
             _print(f"With the settings of the recipe {recipe}; --engine asks for others.")
         return _parallel(source, question, options | {"recipe": recipe}, as_json)
-    engine = _engine(options, isinstance(source.model, GgufModel))
-    _require_applicable(context, engine)
+    is_gguf = isinstance(source.model, GgufModel)
+    engine: str = options["engine"] or ("ik_llama" if is_gguf else "sglang")
+    # each engine is calculated by its own rules; those of another would give a wrong answer
+    if is_gguf != (engine == "ik_llama"):
+        raise ModelUnreadable(
+            f"{engine} is judged here with {'safetensors' if is_gguf else 'GGUF files'} only",
+            "sglang and vLLM take a checkpoint with its config.json; ik_llama takes GGUF files.",
+        )
+    for name, engines in _ONLY.items():
+        if not _is_default(context, name) and engine not in engines:
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} is for {' and '.join(engines)}; this is {engine}.")
     if engine == "ik_llama":
         assert isinstance(source.model, GgufModel)
         _hybrid(source, source.model, options, as_json)
@@ -165,17 +150,6 @@ def fit(context: click.Context, /, model: str, as_json: bool, **options: Any) ->
 
 def _is_default(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is ParameterSource.DEFAULT
-
-
-def _engine(options: dict[str, Any], is_gguf: bool) -> str:
-    engine: str = options["engine"] or ("ik_llama" if is_gguf else "sglang")
-    # each engine is calculated by its own rules; those of another would give a wrong answer
-    if is_gguf != (engine == "ik_llama"):
-        raise ModelUnreadable(
-            f"{engine} is judged here with {'safetensors' if is_gguf else 'GGUF files'} only",
-            "sglang and vLLM take a checkpoint with its config.json; ik_llama takes GGUF files.",
-        )
-    return engine
 
 
 # Every other option is for all engines. One that has no effect would leave a user believing in it.
@@ -197,13 +171,6 @@ _ONLY: dict[str, tuple[str, ...]] = {
     "headroom": ("ik_llama",),
     "check_ot": ("ik_llama",),
 }
-
-
-def _require_applicable(context: click.Context, engine: str) -> None:
-    for name, engines in _ONLY.items():
-        if not _is_default(context, name) and engine not in engines:
-            flag = f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"{flag} is for {' and '.join(engines)}; this is {engine}.")
 
 
 def _question(options: dict[str, Any], engine: str) -> Question:
@@ -236,10 +203,27 @@ def _parallel(source: Source, question: Question, options: dict[str, Any], as_js
     if as_json:
         say_json(_about(source, options) | result.model_dump() | {"fits": not result.short})
     else:
-        _print(heading(source, question.engine, options), answer_text(result, question))
-        _print(*disk_lines(source, options))
-        verdict = "fits" if not result.short else "does not fit"
-        _print(f"{source.name} {verdict}: {result.short or room_text(result, question)}.")
+        rows = [[row.what, _gib_text(row.n_bytes)] for row in result.rows]
+        # the KV cache is what everything else leaves: the error of that sum is its uncertainty
+        between = (
+            f" ({result.low_tokens:,} to {result.high_tokens:,} if the rest is off by"
+            f" {gib(result.margin_bytes)})"
+        )
+        _print(
+            heading(source, question.engine, options),
+            log.table(["on each card", "       GiB"], rows),
+            "",
+            f"KV cache in {result.kv}: {result.room.kv_token_bytes:,} bytes a token on each card,"
+            f" room for {result.room.kv_tokens:,} tokens"
+            f"{between if question.measured_bytes is None else ''}.",
+            *result.notes,
+            *disk_lines(source, options),
+        )
+        # by the low estimate: a promise that holds if the weights turn out larger
+        requests = log.count(result.low_tokens // question.context, "request")
+        room = f"room for at least {requests} of {question.context:,} tokens"
+        verdict = f"does not fit: {result.short}" if result.short else f"fits: {room}"
+        _print(f"{source.name} {verdict}.")
     if result.short:
         hint = parallel_hint(source.model, question, result, options["gpus"])
         raise DoesNotFit(f"{source.name}: {result.short}", hint)
@@ -247,11 +231,13 @@ def _parallel(source: Source, question: Question, options: dict[str, Any], as_js
 
 def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: bool) -> None:
     cards = shown_bytes(options["vram"])
-    machine = Machine(options["gpus"], cards, options["headroom"], options["ram"])
+    machine = placement.Machine(options["gpus"], cards, options["headroom"], options["ram"])
     if options["mla"] != "3" and not model.is_mla:
         raise click.UsageError(f"--mla {options['mla']}: {source.name} is no MLA model.")
     mla: Any = int(options["mla"])
-    batch = Batch(options["ctx"], options["kv"] or "bf16", options["ubatch"], options["batch"], mla)
+    batch = placement.Batch(
+        options["ctx"], options["kv"] or "bf16", options["ubatch"], options["batch"], mla
+    )
     # no memory helps here, so that the table would mislead
     if batch.context > model.context:
         raise DoesNotFit(
@@ -260,17 +246,29 @@ def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: 
         )
     try:
         given = options["check_ot"]
-        rules = read_overrides(given, machine.devices) if given else None
+        rules = placement.read_overrides(given, machine.devices) if given else None
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--check-ot") from error
-    layout = checked(model, machine, batch, rules) if rules else place(model, machine, batch)
+    layout = (
+        placement.checked(model, machine, batch, rules)
+        if rules
+        else placement.place(model, machine, batch)
+    )
     if as_json:
-        fits = {"fits": not shortage(layout, machine)}
-        say_json(_about(source, options) | layout_json(model, batch, layout, machine) | fits)
+        fits = {"fits": not placement.shortage(layout, machine)}
+        say_json(
+            _about(source, options) | placement.layout_json(model, batch, layout, machine) | fits
+        )
     else:
-        _print(heading(source, "ik_llama", options))
-        _print(*layout_lines(model, batch, layout, machine), "", *disk_lines(source, options))
-    if short := shortage(layout, machine):
+        head = ["GiB", "weights", "KV cache", "buffers", "together", "still free"]
+        flags = " \\\n  ".join(placement.launch_lines(model, batch, layout))
+        _print(
+            heading(source, "ik_llama", options),
+            log.table(head, placement.layout_rows(layout, machine)),
+            *("", *placement.layout_notes(model, batch, layout), "", f"  {flags}", ""),
+            *disk_lines(source, options),
+        )
+    if short := placement.shortage(layout, machine):
         raise DoesNotFit(f"{source.name}: {short}", hybrid_hint(model, machine, batch, layout))
     if not as_json:
         _print(f"{source.name} fits, with {gib(machine.headroom_bytes)} kept free on each card.")
@@ -292,44 +290,9 @@ def _print(*lines: str) -> None:
     click.echo("\n".join(lines))
 
 
-def answer_text(result: FitAnswer, question: Question) -> str:
-    """The table of a card, the KV cache and what to know."""
-    rows = [[row.what, _gib_text(row.n_bytes)] for row in result.rows]
-    measured = question.measured_bytes is not None
-    # the KV cache is what everything else leaves: the error of that sum is its uncertainty
-    between = (
-        f"{result.low_tokens:,} to {result.high_tokens:,} if the rest is off by"
-        f" {gib(result.margin_bytes)}"
-    )
-    return "\n".join(
-        [
-            log.table(["on each card", "       GiB"], rows),
-            "",
-            f"KV cache in {result.kv}: {result.room.kv_token_bytes:,} bytes a token on each card,"
-            f" room for {result.room.kv_tokens:,} tokens{'' if measured else f' ({between})'}.",
-            *result.notes,
-        ]
-    )
-
-
 def _gib_text(n_bytes: float) -> str:
     """A column of the table; less than nothing is what the card is short of."""
     return f"{n_bytes / GIB:10.2f}" if n_bytes >= 0 else f"none, {-n_bytes / GIB:.2f} short"
-
-
-def room_text(result: FitAnswer, question: Question) -> str:
-    """How much of what was asked for has room."""
-    # by the low estimate: a promise that holds if the weights turn out larger
-    times = result.low_tokens // question.context
-    return f"room for at least {log.count(times, 'request')} of {question.context:,} tokens"
-
-
-def layout_lines(model: GgufModel, batch: Batch, layout: Layout, machine: Machine) -> list[str]:
-    """The table of cards and host, what to know, and the flags."""
-    head = ["GiB", "weights", "KV cache", "buffers", "together", "still free"]
-    flags = " \\\n  ".join(launch_lines(model, batch, layout))
-    rows = layout_rows(layout, machine)
-    return [log.table(head, rows), "", *layout_notes(model, batch, layout), "", f"  {flags}"]
 
 
 def heading(source: Source, engine: str, options: dict[str, Any]) -> str:

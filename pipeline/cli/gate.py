@@ -9,24 +9,16 @@ import click
 
 from pipeline import app
 from pipeline.app.workspace import Workspace
+from pipeline.cli import options
 from pipeline.cli.gate_tables import show_kernels, show_numbers, show_objects, show_unreached
-from pipeline.cli.options import (
-    flag,
-    json_option,
-    mirror_option,
-    offline_option,
-    platform_option,
-    read_numbers,
-)
+from pipeline.cli.options import Numbers, flag, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
-from pipeline.core.errors import GateInvalid
 from pipeline.images.gate.arch import ARCHITECTURES, target_of
 from pipeline.images.gate.stage import shown_result
 
 if TYPE_CHECKING:
     from pipeline.app.gate import GateRequest, Judged
-    from pipeline.images.gate.tracebacks import FoundCase
 
 arch_option = click.option(
     "--arch",
@@ -40,7 +32,7 @@ series_option = click.option(
 )
 
 
-@click.command()
+@query
 @click.argument("image", metavar="IMAGE")
 @click.option(
     "--only",
@@ -59,19 +51,15 @@ series_option = click.option(
 @flag("--only-failed", help="Show only what failed or could not be judged.")
 @flag("--all", "show_all", help="List every case, also those that passed.")
 @flag("--discover", help="List the kernels that no case reaches yet.")
-@flag("--dry-run", help="Show what would be judged and fetched.")
-@platform_option
-@mirror_option
-@offline_option
-@json_option
-@click.pass_obj
-def run(
+@options.platform_option
+@options.mirror_option
+@options.offline_option
+def gate_run_command(
     workspace: Workspace,
     /,
     only_failed: bool,
     show_all: bool,
     discover: bool,
-    dry_run: bool,
     mirrors: tuple[str, ...],
     offline: bool,
     as_json: bool,
@@ -89,8 +77,6 @@ def run(
     run. This needs none of NVIDIA's tools, and judges amd64 images on arm64, too.
     """
     request = app.gate.GateRequest(**options)
-    if discover and dry_run:
-        raise click.UsageError("--discover judges every case; leave --dry-run out")
     if discover and request.case:
         raise click.UsageError("--discover looks at all cases; leave --case out")
     if only_failed and show_all:
@@ -99,10 +85,16 @@ def run(
         raise click.UsageError("--only-failed is about the tables of verdicts; use it alone")
     if "arch" in request.only and not request.is_own:
         raise click.UsageError("--only arch judges the built image; leave the other choices out")
-    if request.arch and not discover:
-        _require_architecture(workspace, request, request.arch)
-    if dry_run:
-        return _show_plan(workspace, request, as_json)
+    gates = workspace.checkout().spec(request.image).gates
+    if request.arch and not discover and request.wants_objects(gates):
+        try:
+            known = target_of(request.arch).arch in ARCHITECTURES
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--arch") from error
+        if not known:
+            listed = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
+            message = f"{request.arch} is not known (known: {listed})"
+            raise click.BadParameter(message, param_hint="--arch")
     done = app.gate.run_gates(
         workspace, request, kernels_only=discover, mirrors=mirrors, offline=offline
     )
@@ -124,30 +116,6 @@ def run(
         done.require_passed()
 
 
-def _require_architecture(workspace: Workspace, request: GateRequest, arch: str) -> None:
-    if not request.wants_objects(workspace.checkout().spec(request.image).gates):
-        return
-    try:
-        known = target_of(arch).arch in ARCHITECTURES
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--arch") from error
-    if not known:
-        listed = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
-        raise click.BadParameter(f"{arch} is not known (known: {listed})", param_hint="--arch")
-
-
-def _show_plan(workspace: Workspace, request: GateRequest, as_json: bool) -> None:
-    plan = app.gate.plan_gates(workspace, request)
-    if as_json:
-        n_bytes = None if plan.fetch is None else sum(pin.size_bytes for pin in plan.fetch)
-        row = {"image": request.image, "platform": plan.platform}
-        gates = [vars(each) for each in plan.gates]
-        return say_json({**row, "gates": gates, "fetch_bytes": n_bytes, "dry_run": True})
-    table = [[p.gate, p.arch, len(p.cases) or None, p.note or "-"] for p in plan.gates]
-    click.echo(log.table(["gate", "card", "cases", "of"], table))
-    click.echo(f"\n{request.image} for {plan.platform}: {plan.fetch_text}")
-
-
 def _texts(
     request: GateRequest, done: Judged, discover: bool, only_failed: bool, hide_passed: bool
 ) -> list[str]:
@@ -166,7 +134,7 @@ def _texts(
     return texts
 
 
-@click.command()
+@query
 @click.argument("kernels", metavar="[KERNEL]...", nargs=-1)
 @click.option(
     "--traceback",
@@ -175,9 +143,7 @@ def _texts(
     help="Find the cases of the kernels in this log's tracebacks; `-` reads standard input.",
 )
 @click.option("--image", metavar="NAME", help="Look in this image only [default: in all].")
-@json_option
-@click.pass_obj
-def find(
+def gate_find_command(
     workspace: Workspace,
     kernels: tuple[str, ...],
     traceback: Path | None,
@@ -195,27 +161,23 @@ def find(
     if as_json:
         say_json([case.model_dump(mode="json") for case in cases])
     elif cases:
-        click.echo(_cases_text(cases))
+        # images that share a file of cases stand together
+        images: dict[tuple[str, str], list[str]] = {}
+        for each in cases:
+            images.setdefault((each.case, ", ".join(each.found_by)), []).append(each.image)
+        stands_for = {each.case: ", ".join(each.stands_for) for each in cases}
+        rows = [
+            [case, ", ".join(found_in), found_by, stands_for[case]]
+            for (case, found_by), found_in in images.items()
+        ]
+        click.echo(log.table(["case", "images", "found by", "stands for"], rows))
+        first = cases[0]
+        click.echo(f"\nNext: sm120 gate run {first.image} --only smem --case '{first.case}*'")
     if not_found:
         raise not_found
 
 
-def _cases_text(cases: list[FoundCase]) -> str:
-    """One line a case; images that share a file of cases stand together."""
-    images: dict[tuple[str, str], list[str]] = {}
-    for case in cases:
-        images.setdefault((case.case, ", ".join(case.found_by)), []).append(case.image)
-    stands_for = {case.case: ", ".join(case.stands_for) for case in cases}
-    rows = [
-        [case, ", ".join(found_in), found_by, stands_for[case]]
-        for (case, found_by), found_in in images.items()
-    ]
-    first = cases[0]
-    command = f"sm120 gate run {first.image} --only smem --case '{first.case}*'"
-    return f"{log.table(['case', 'images', 'found by', 'stands for'], rows)}\n\nNext: {command}"
-
-
-@click.command()
+@query
 @click.argument("name", metavar="IMAGE")
 @click.option(
     "--against",
@@ -227,12 +189,10 @@ def _cases_text(cases: list[FoundCase]) -> str:
 )
 @series_option
 @arch_option
-@platform_option
-@mirror_option
-@offline_option
-@json_option
-@click.pass_obj
-def patches(workspace: Workspace, /, name: str, as_json: bool, **options: Any) -> None:
+@options.platform_option
+@options.mirror_option
+@options.offline_option
+def gate_patches_command(workspace: Workspace, /, name: str, as_json: bool, **options: Any) -> None:
     """Judge each patch: needed, upstreamed, superseded, inert or in conflict.
 
     At a version older than the locked one a patch may also be not needed yet. One that says under
@@ -262,46 +222,22 @@ def patches(workspace: Workspace, /, name: str, as_json: bool, **options: Any) -
         raise done.error
 
 
-@click.command()
+@query
 @click.argument("name", metavar="IMAGE")
 @click.argument("case", metavar="CASE")
 @arch_option
-@click.option(
-    "--warps",
-    default="4,8",
-    show_default=True,
-    help="Numbers of warps to try, separated by commas.",
-)
-@click.option(
-    "--stages",
-    default="1,2",
-    show_default=True,
-    help="Numbers of pipeline stages to try, separated by commas.",
-)
-@click.option("--top", default=20, show_default=True, help="Number of rows to show.")
-@platform_option
-@json_option
-@click.pass_obj
-def tune(
-    workspace: Workspace,
-    /,
-    name: str,
-    case: str,
-    warps: str,
-    stages: str,
-    top: int,
-    as_json: bool,
-    **options: Any,
+@click.option("--warps", type=Numbers("4,8", 1), default="4,8", help="Numbers of warps to try.")
+@click.option("--stages", type=Numbers("1,2", 1), default="1,2", help="Numbers of pipeline stages.")
+@click.option("--top", default=20, help="Number of rows to show.")
+@options.platform_option
+def gate_tune_command(
+    workspace: Workspace, /, name: str, case: str, top: int, as_json: bool, **options: Any
 ) -> None:
     """Try other block sizes, warps and stages for one case, and rank them.
 
     Shows what fits and what spills registers. Which is fastest, only a card can show.
     """
-    try:
-        tried = [read_numbers(text, "4,8") for text in (warps, stages)]
-    except ValueError as error:
-        raise GateInvalid(str(error), "Write it as 4,8.") from error
-    tuning, card = app.gate.tune(workspace, name, case, *tried, **options)
+    tuning, card = app.gate.tune(workspace, name, case, **options)
     if as_json:
         return say_json(tuning.model_dump(mode="json"))
     # what the engine and our patch use is shown however far down it ranks

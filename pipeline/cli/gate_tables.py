@@ -196,25 +196,20 @@ def _rows(objects: list[JudgedObject]) -> list[list[str]]:
         groups.values(),
         key=lambda g: (not g[0].failed, order.index(g[0].judgement.verdict), g[0].path),
     )
-    return [_object_row(group) for group in ranked]
-
-
-def _object_row(group: list[JudgedObject]) -> list[str]:
-    first = group[0]
-    # below site-packages a path begins with its package, which is what a reader looks for
-    name = first.path.rpartition(_PACKAGES)[2]
-    if len(group) > 1:
-        name = f"{str(first.accepted).removeprefix('*/')} ({len(group)} objects)"
-    targets = {t for judged in group for t in judged.facts.targets}
-    verdict = first.judgement.message + (", accepted" if first.accepted else "")
-    return [name, _short(targets, CUBIN), _short(targets, PTX), _modules(group), verdict]
-
-
-def _modules(group: list[JudgedObject]) -> str:
-    judgements = [x.judgement for x in group]
-    jitted = sum(x.jitted for x in judgements)
-    more = f" + {jitted} jit" if jitted else ""
-    return f"{sum(x.running for x in judgements)}{more} of {sum(x.modules for x in judgements)}"
+    rows = []
+    for group in ranked:
+        first, judgements = group[0], [x.judgement for x in group]
+        # below site-packages a path begins with its package, which is what a reader looks for
+        name = first.path.rpartition(_PACKAGES)[2]
+        if len(group) > 1:
+            name = f"{str(first.accepted).removeprefix('*/')} ({len(group)} objects)"
+        targets = {t for judged in group for t in judged.facts.targets}
+        verdict = first.judgement.message + (", accepted" if first.accepted else "")
+        jitted = sum(x.jitted for x in judgements)
+        running = f"{sum(x.running for x in judgements)}{f' + {jitted} jit' if jitted else ''}"
+        modules = f"{running} of {sum(x.modules for x in judgements)}"
+        rows.append([name, _short(targets, CUBIN), _short(targets, PTX), modules, verdict])
+    return rows
 
 
 def _short(targets: Iterable[Target], kind: int) -> str:

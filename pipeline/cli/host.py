@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +11,9 @@ import click
 
 from pipeline import app
 from pipeline.app.workspace import Workspace
+from pipeline.cli import options
 from pipeline.cli.hosts import show_fix, show_fixes
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, flag, json_option
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, flag, json_option, query
 from pipeline.cli.output import own_name, say_json
 from pipeline.core import log
 from pipeline.core.errors import IssueFound
@@ -23,8 +22,7 @@ from pipeline.hosts.fleet.verify import FleetResult
 
 if TYPE_CHECKING:
     from pipeline.app.host import Diagnosis, Probes
-    from pipeline.hosts.facts.model import Gpu, HostFacts
-    from pipeline.hosts.probes.tune import Tuning
+    from pipeline.hosts.facts.model import HostFacts
     from pipeline.images.gate.tracebacks import KnownKernel, Overrun
 
 _LOG = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
@@ -42,33 +40,29 @@ root_option = click.option(
 redact_option = flag("--redact", help="Leave out serial numbers, UUIDs and names.")
 
 
-def _probe_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How function tests are run; the command gets it as `probes`."""
+def _probes(python: str, image: str | None, device: str, step_limit_s: float) -> Probes:
+    return app.host.Probes(python, image, device, step_limit_s)
 
-    @click.option("--python", default=sys.executable, help="Python with torch that runs the tests.")
-    @click.option("--image", help="Run the tests in a container of this loaded image.")
-    @click.option(
-        "--device",
-        type=click.Choice(["cuda", "cpu"]),
-        default="cuda",
-        show_default=True,
-        help="Device to test; `cpu` tests only the tests.",
-    )
-    @click.option(
-        "--step-limit-s",
-        type=float,
-        # a collective over all cards takes seconds; on a bus that hangs it never ends
-        default=60.0,
-        show_default=True,
-        help="Seconds after which a step counts as a hang.",
-    )
-    @functools.wraps(command)
-    def packed(
-        *args: Any, python: str, image: str | None, device: str, step_limit_s: float, **rest: Any
-    ) -> Any:
-        return command(*args, probes=app.host.Probes(python, image, device, step_limit_s), **rest)
 
-    return packed
+_DEVICE = click.Choice(["cuda", "cpu"])
+_probe_options = options.packed(
+    "probes",
+    _probes,
+    click.option(
+        "--python",
+        default=sys.executable,
+        show_default=False,
+        help="Python with torch that runs the tests.",
+    ),
+    click.option("--image", help="Run the tests in a container of this loaded image."),
+    click.option(
+        "--device", type=_DEVICE, default="cuda", help="Device to test; `cpu` tests only the tests."
+    ),
+    # a collective over all cards takes seconds; on a bus that hangs it never ends
+    click.option(
+        "--step-limit-s", default=60.0, help="Seconds after which a step counts as a hang."
+    ),
+)
 
 
 @click.command("facts")
@@ -77,7 +71,7 @@ def _probe_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @root_option
 @redact_option
 @json_option
-def facts(
+def host_facts_command(
     name: str | None, as_capture: bool, root: Path | None, redact: bool, as_json: bool
 ) -> None:
     """Show what this host is: GPUs, driver, bus, kernel, processors, disks, software.
@@ -114,20 +108,13 @@ def _text(host: HostFacts) -> str:
     if isinstance(host.gpus, Unknown):
         return "\n".join([*lines, f"no GPUs: {host.gpus.unknown}"])
     head = ["GPU", "name", "memory", "BAR1", "link", "limit", "VBIOS"]
-    return "\n".join([*lines, log.table(head, [_card(g) for g in host.gpus])])
-
-
-def _card(gpu: Gpu) -> list[str]:
-    link = f"gen {_shown(gpu.link.generation_max)} x{_shown(gpu.link.width)}"
-    sizes = [_size(gpu.memory_bytes), _size(gpu.bar1_bytes)]
-    return [
-        str(gpu.index),
-        _shown(gpu.name),
-        *sizes,
-        link,
-        f"{_shown(gpu.power.limit_w)} W",
-        _shown(gpu.vbios),
-    ]
+    cards = []
+    for gpu in host.gpus:
+        link = f"gen {_shown(gpu.link.generation_max)} x{_shown(gpu.link.width)}"
+        sizes = [_size(gpu.memory_bytes), _size(gpu.bar1_bytes)]
+        limit = f"{_shown(gpu.power.limit_w)} W"
+        cards.append([gpu.index, _shown(gpu.name), *sizes, link, limit, _shown(gpu.vbios)])
+    return "\n".join([*lines, log.table(head, cards)])
 
 
 def _shown(value: object) -> str:
@@ -144,7 +131,7 @@ def _size(value: object) -> str:
 @click.argument("new", metavar="[NEW|live]", default="live")
 @root_option
 @json_option
-def drift(old: Path, new: str, root: Path | None, as_json: bool) -> None:
+def host_drift_command(old: Path, new: str, root: Path | None, as_json: bool) -> None:
     """Compare recorded facts (OLD) with those of this machine, or with other recorded ones (NEW).
 
     Fields that change by themselves, such as current clocks, are left out.
@@ -170,7 +157,7 @@ def drift(old: Path, new: str, root: Path | None, as_json: bool) -> None:
     help="Result of `host check --json` of each host, in the same order. Repeatable.",
 )
 @json_option
-def outliers(files: tuple[Path, ...], checks: tuple[Path, ...], as_json: bool) -> None:
+def host_outliers_command(files: tuple[Path, ...], checks: tuple[Path, ...], as_json: bool) -> None:
     """Find the host or GPU that differs from the rest, by recorded facts and measurements."""
     result, error = app.host.outliers(files, checks)
     if as_json:
@@ -202,7 +189,7 @@ def outliers(files: tuple[Path, ...], checks: tuple[Path, ...], as_json: bool) -
 @_probe_options
 @root_option
 @json_option
-def check(
+def host_check_command(
     only_facts: bool,
     only_functions: bool,
     cuda: str | None,
@@ -219,7 +206,15 @@ def check(
     A test that hangs is stopped and named. Known failures come with their cause and fix. For the
     hosts of an inventory, use `sm120 host verify`.
     """
-    given = {"--ranks": ranks, "--floors": _checked(floors), "--library": library}
+    # checked before anything starts: the tests would refuse it only in their container
+    try:
+        limits = json.loads(floors or "{}")
+        good = isinstance(limits, dict) and all(isinstance(v, int | float) for v in limits.values())
+    except ValueError:
+        good = False
+    if not good:
+        raise click.BadParameter("must be a JSON object of numbers", param_hint="--floors")
+    given = {"--ranks": ranks, "--floors": floors, "--library": library}
     arguments = [x for k, v in given.items() if v is not None for x in (k, str(v))]
     arguments += [x for name in only for x in ("--only", name)]
     result, answer = app.host.check(
@@ -247,20 +242,6 @@ def check(
     app.hosts.require_verified(FleetResult(hosts=[result]))
 
 
-def _checked(floors: str | None) -> str | None:
-    if floors is None:
-        return None
-    try:
-        # checked before anything starts: the tests would refuse it only in their container
-        value = json.loads(floors)
-        good = isinstance(value, dict) and all(isinstance(v, int | float) for v in value.values())
-    except ValueError:
-        good = False
-    if not good:
-        raise click.BadParameter("must be a JSON object of numbers", param_hint="--floors")
-    return floors
-
-
 @click.command("tune-nccl")
 @click.argument("out", metavar="OUT", type=ANY_PATH)
 @click.option("--ranks", type=int, required=True, help="Number of GPUs that work together.")
@@ -269,23 +250,17 @@ def _checked(floors: str | None) -> str | None:
     "--hidden",
     type=int,
     default=7168,
-    show_default=True,
     help="Hidden size of the model.",
 )
 @click.option(
-    "--concurrency",
-    nargs=2,
-    type=int,
-    default=(1, 32),
-    show_default=True,
-    help="Fewest and most concurrent requests.",
+    "--concurrency", nargs=2, type=int, default=(1, 32), help="Fewest and most concurrent requests."
 )
 @click.option("--graph-file", help="NCCL_GRAPH_FILE to try, too.")
 @flag("--full", help="Try all combinations, not one setting at a time.")
-@click.option("--rounds", type=int, default=50, show_default=True, help="Rounds of each size.")
+@click.option("--rounds", type=int, default=50, help="Rounds of each size.")
 @_probe_options
 @json_option
-def tune_nccl(
+def host_tune_nccl_command(
     out: Path, ranks: int, hidden: int, concurrency: tuple[int, int], as_json: bool, **options: Any
 ) -> None:
     """Measure NCCL settings at the sizes that engines use, and write the best to OUT.
@@ -302,34 +277,25 @@ def tune_nccl(
     if as_json:
         say_json(tuning.model_dump(mode="json"))
     else:
-        _show_tuning(tuning)
+        sizes = sorted({size for each in tuning.tried for size in each.us_by_kib})
+        rows = []
+        for each in tuning.tried:
+            times = [f"{each.us_by_kib[s]:.1f}" if s in each.us_by_kib else "" for s in sizes]
+            rows.append([each.setting.label, each.refused or "", *times])
+        click.echo(log.table(["setting", "refused", *(f"{s} KiB µs" for s in sizes)], rows))
+        for winner in tuning.winners:
+            gain = "" if winner.gain is None else f", {winner.gain:.1%} better than untuned"
+            click.echo(f"\n{winner.workload.name}: {winner.setting.label}{gain}")
+            click.echo(winner.conf, nl=False)
     if error:
         raise error
 
 
-def _show_tuning(tuning: Tuning) -> None:
-    rows = [
-        [t.setting.label, t.refused or "", *(f"{v:.1f}" for _, v in sorted(t.us_by_kib.items()))]
-        for t in tuning.tried
-    ]
-    sizes = sorted({s for t in tuning.tried for s in t.us_by_kib})
-    width = 2 + len(sizes)
-    padded = [[*r, *[""] * (width - len(r))] for r in rows]
-    click.echo(log.table(["setting", "refused", *(f"{s} KiB µs" for s in sizes)], padded))
-    for winner in tuning.winners:
-        gain = "" if winner.gain is None else f", {winner.gain:.1%} better than untuned"
-        click.echo(
-            f"\n{winner.workload.name}: {winner.setting.label}{gain}\n{winner.conf}", nl=False
-        )
-
-
-@click.command("doctor")
+@query
 @click.argument("logs", nargs=-1, type=_LOG)
 @flag("--no-facts", help="Read the logs only, not this machine.")
 @root_option
-@json_option
-@click.pass_obj
-def doctor(
+def doctor_command(
     workspace: Workspace, logs: tuple[Path, ...], no_facts: bool, root: Path | None, as_json: bool
 ) -> None:
     """Recognise known issues in logs and in the facts of this machine; name cause and fix.
@@ -389,37 +355,26 @@ def _show_overrun(overrun: Overrun, known: list[KnownKernel] | None) -> None:
         )
         return
     for kernel in known[:_MOST_KERNELS]:
-        _show_kernel(kernel)
+        click.echo(
+            f"  kernel: {', '.join(kernel.kernels)} of {kernel.engine}, gate {kernel.gate}"
+            f" ({', '.join(kernel.stands_for[:4])})"
+        )
+        about = "its cases call this kernel, and no patch changes it"
+        if kernel.patch:
+            about = f"{kernel.patch} fixes this in {kernel.applies_to}"
+        elif kernel.accepted:
+            about = f"over the limit there, too, and accepted: {kernel.accepted}"
+        match = "exactly these bytes; other kernels may need as many, and the log has no traceback"
+        if kernel.in_traceback:
+            named = "it" if kernel.same_path else "its function, in a file of this name elsewhere"
+            bytes_too = ", with exactly these bytes" if kernel.same_bytes else ""
+            match = f"the traceback names {named}{bytes_too}"
+        click.echo(f"  image:  {kernel.image}: {about}\n  match:  {match}")
+        for title, line in zip(("run:", ""), kernel.commands, strict=False):
+            click.echo(f"  {title:7} {line}")
     if len(known) > _MOST_KERNELS:
         click.echo(f"  and {len(known) - _MOST_KERNELS} more, which --json lists")
     if not known:
         click.echo("  No patch, case or recorded result of this checkout has these bytes.")
         click.echo(f"  run:    {own_name()} gate run IMAGE --only smem --unpatched")
     click.echo("")
-
-
-def _show_kernel(kernel: KnownKernel) -> None:
-    click.echo(
-        f"  kernel: {', '.join(kernel.kernels)} of {kernel.engine}, gate {kernel.gate}"
-        f" ({', '.join(kernel.stands_for[:4])})"
-    )
-    click.echo(f"  image:  {kernel.image}: {_known_about(kernel)}")
-    click.echo(f"  match:  {_certainty(kernel)}")
-    for title, command in zip(("run:", ""), kernel.commands, strict=False):
-        click.echo(f"  {title:7} {command}")
-
-
-def _known_about(kernel: KnownKernel) -> str:
-    if kernel.patch:
-        return f"{kernel.patch} mends this in {kernel.applies_to}"
-    if kernel.accepted:
-        return f"over the limit there, too, and accepted: {kernel.accepted}"
-    return "its cases call this kernel, and no patch changes it"
-
-
-def _certainty(kernel: KnownKernel) -> str:
-    if not kernel.in_traceback:
-        return "exactly these bytes; other kernels may need as many, and the log has no traceback"
-    named = "it" if kernel.same_path else "its function, in a file of this name elsewhere"
-    bytes_too = ", with exactly these bytes" if kernel.same_bytes else ""
-    return f"the traceback names {named}{bytes_too}"

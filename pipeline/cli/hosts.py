@@ -11,18 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline import app
-from pipeline.app.hosts import ROLES
+from pipeline.app.hosts import ROLES, PlayMode
 from pipeline.app.workspace import Workspace
-from pipeline.cli.options import (
-    EXISTING_FILE,
-    all_of,
-    flag,
-    jobs_option,
-    json_option,
-    key_option,
-    lock_check_option,
-    locking_dry_run_option,
-)
+from pipeline.cli import options
+from pipeline.cli.options import EXISTING_FILE, all_of, flag, query
 from pipeline.cli.output import say_json, show_moves
 from pipeline.core import log, proc
 from pipeline.hosts.fleet.verify import VerifyOptions
@@ -83,24 +75,27 @@ _FLEET: Sequence[Callable[[Any], Any]] = (
         type=click.Path(path_type=Path, file_okay=False),
         help="Folder of host records [default: records/ beside the inventory].",
     ),
-    jobs_option("Hosts in parallel.", most=1000, default=20),
+    options.jobs_option("Hosts in parallel.", most=1000, default=20),
 )
 fleet_options = all_of(_FLEET)
+_CHECK = "Show what would change and change nothing."
 
 
 _play_options = all_of(
     [
         fleet_options,
-        flag(
-            "-C",
-            "--check",
-            "--dry-run",
-            "dry_run",
-            help="Show what would change and change nothing.",
+        options.packed(
+            "mode",
+            PlayMode,
+            flag("-C", "--check", "--dry-run", "dry_run", help=_CHECK),
+            flag("-D", "--diff", help="Show the differences in files."),
+            flag(
+                "--even-if-busy", help="Reboot and restart Docker even while the GPUs are in use."
+            ),
+            click.argument(
+                "more", nargs=-1, type=click.UNPROCESSED, metavar="[ANSIBLE OPTIONS]..."
+            ),
         ),
-        flag("-D", "--diff", help="Show the differences in files."),
-        flag("--even-if-busy", help="Reboot and restart Docker even while the GPUs are in use."),
-        click.argument("more", nargs=-1, type=click.UNPROCESSED, metavar="[ANSIBLE OPTIONS]..."),
         click.pass_obj,
     ]
 )
@@ -128,21 +123,19 @@ def _secret(path: Path | None, ask: bool, prompt: str) -> str:
         return typed
     if path is None:
         return ""
+    is_program = os.access(path, os.X_OK)
     try:
-        output = _output_of(path) if os.access(path, os.X_OK) else path.read_bytes()
+        if is_program:
+            done = proc.read([os.path.abspath(path)], timeout_s=_ASK_LIMIT_S)  # noqa: PTH100
+            done.check_returncode()
+        output = done.stdout if is_program else path.read_bytes()
         return output.decode("utf-8").rstrip("\r\n")
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        what = "the program failed" if os.access(path, os.X_OK) else "it is not text"
+        what = "the program failed" if is_program else "it is not text"
         raise click.UsageError(f"{path}: no password can be read: {what}") from error
 
 
-def _output_of(program: Path) -> bytes:
-    done = proc.read([os.path.abspath(program)], timeout_s=_ASK_LIMIT_S)  # noqa: PTH100
-    done.check_returncode()
-    return done.stdout
-
-
-@click.command()
+@query
 @click.option("--target", help="System and processor, such as ubuntu-24.04/amd64.")
 @click.option(
     "--repository",
@@ -162,14 +155,11 @@ def _output_of(program: Path) -> bytes:
     "components",
     multiple=True,
     default=["main"],
-    show_default=True,
     help="Component of the suite. Repeatable.",
 )
-@locking_dry_run_option
-@lock_check_option
-@json_option
-@click.pass_obj
-def lock(
+@options.locking_dry_run_option
+@options.lock_check_option
+def host_lock_command(
     workspace: Workspace,
     /,
     target: str | None,
@@ -184,14 +174,14 @@ def lock(
     address, so a mirror in a closed network serves as well as NVIDIA's own repository.
     """
     if check:
-        known = app.host_lock.check_lock(workspace, target)
+        known = app.hosts.check_lock(workspace, target)
         rows = {name: len(each.pins()) for name, each in known.targets.items()}
         if as_json:
             return say_json({"seal": known.seal, "spec": known.spec, "targets": rows})
         for name, count in rows.items():
             click.echo(f"{name}: {log.count(count, 'package')}, current")
         return None
-    moves = app.host_lock.lock_host(workspace, target, dry_run=dry_run, **options)
+    moves = app.hosts.lock_host(workspace, target, dry_run=dry_run, **options)
     if as_json:
         return say_json(moves)
     show_moves(["package", "before", "after"], [[*m.values()] for m in moves], dry_run)
@@ -200,15 +190,8 @@ def lock(
 @click.command(context_settings=_FOR_ANSIBLE)
 @_play_options
 @click.option("-t", "--tags", multiple=True, help="Run this role only. Repeatable.")
-def provision(
-    workspace: Workspace,
-    /,
-    tags: tuple[str, ...],
-    dry_run: bool,
-    diff: bool,
-    even_if_busy: bool,
-    more: tuple[str, ...],
-    **given: Any,
+def host_provision_command(
+    workspace: Workspace, /, tags: tuple[str, ...], mode: PlayMode, **given: Any
 ) -> None:
     """Bring the hosts of an inventory to what is locked, and prove that they have it.
 
@@ -217,9 +200,8 @@ def provision(
     stated beside that, signed where there is a key.
     """
     fleet = fleet_of(given)
-    mode = app.hosts.PlayMode(dry_run, diff, even_if_busy, more)
     _show_played(app.hosts.provision(workspace, fleet, mode, tags))
-    if dry_run:
+    if mode.dry_run:
         return
     # tags that are no role, such as Ansible's `always`, promise nothing that could be verified
     roles = tuple(role for tag in tags for role in tag.split(",") if role in ROLES)
@@ -243,23 +225,14 @@ def _show_played(played: Played) -> None:
 
 @click.command(context_settings=_FOR_ANSIBLE)
 @_play_options
-def rollback(
-    workspace: Workspace,
-    /,
-    dry_run: bool,
-    diff: bool,
-    even_if_busy: bool,
-    more: tuple[str, ...],
-    **given: Any,
-) -> None:
+def host_rollback_command(workspace: Workspace, /, mode: PlayMode, **given: Any) -> None:
     """Bring hosts back to the driver that worked last.
 
     Its packages are kept on each host, so no repository is needed. Where the present driver is the
     one that worked last, the one before it comes back; a second rollback undoes the first.
     """
-    mode = app.hosts.PlayMode(dry_run, diff, even_if_busy, more)
     _show_played(app.hosts.rollback(workspace, fleet_of(given), mode))
-    if not dry_run:
+    if not mode.dry_run:
         log.say(
             "The lock is unchanged, so the next provision installs its driver again. To stay,\n"
             "name this driver's version in lockfiles/host.yaml and lock it with `sm120 host lock`."
@@ -268,8 +241,8 @@ def rollback(
 
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=EXISTING_FILE)
-@key_option
-def attest(files: tuple[Path, ...], key_path: Path | None) -> None:
+@options.key_option
+def host_attest_command(files: tuple[Path, ...], key_path: Path | None) -> None:
     """Sign host records or facts. Each statement is kept beside its file.
 
     `sm120 verify FILE` checks it later, and `sm120 host drift FILE` compares with it.
@@ -278,7 +251,7 @@ def attest(files: tuple[Path, ...], key_path: Path | None) -> None:
         click.echo(str(path))
 
 
-@click.command("verify")
+@query
 @fleet_options
 @click.option(
     "--role",
@@ -303,9 +276,7 @@ def attest(files: tuple[Path, ...], key_path: Path | None) -> None:
     help="Save the facts of each host here, for `host outliers` and `host drift`.",
 )
 @flag("--brief", help="Show only the rows that did not pass.")
-@json_option
-@click.pass_obj
-def verify(
+def host_verify_command(
     workspace: Workspace,
     /,
     roles: tuple[str, ...],
@@ -355,7 +326,15 @@ def show_result(result: FleetResult, asked: VerifyOptions, brief: bool = False) 
             click.echo(_change_line(host.host, difference))
     click.echo("")
     for host in result.hosts:
-        click.echo(_summary(host))
+        if host.unreached is not None:
+            click.echo(f"{host.host}: not reached")
+            continue
+        counts = [f"{host.count(v)} {v}" for v in ("passed", "failed", "unknown") if host.count(v)]
+        drift = "no record to compare with"
+        if host.drift is not None:
+            changed = f"{log.count(len(host.drift), 'fact')} changed since it was recorded"
+            drift = changed if host.drift else "as recorded"
+        click.echo(f"{host.host}: {', '.join(counts) or 'nothing judged'}; {drift}")
     # a fleet that was only looked at must not seem tested
     if asked.image is None:
         click.echo(
@@ -395,18 +374,6 @@ def _change_line(host: str, difference: Difference) -> str:
     """A changed fact in one line, however many lines its values have."""
     before, after = (" ".join(text.split()) for text in (difference.before, difference.after))
     return f"{host} changed: {difference.field}: {before} -> {after}"
-
-
-def _summary(host: HostResult) -> str:
-    if host.unreached is not None:
-        return f"{host.host}: not reached"
-    counts = [f"{host.count(v)} {v}" for v in ("passed", "failed", "unknown") if host.count(v)]
-    drift = "no record to compare with"
-    if host.drift is not None:
-        count = len(host.drift)
-        changed = log.count(count, "fact")
-        drift = f"{changed} changed since it was recorded" if count else "as recorded"
-    return f"{host.host}: {', '.join(counts) or 'nothing judged'}; {drift}"
 
 
 def show_fix(finding: Finding, fix: str = "") -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,20 +10,11 @@ import click
 from pipeline import app
 from pipeline.app.workspace import Workspace, host_platform, pick_platform
 from pipeline.artifacts.containers.box import KINDS
-from pipeline.cli.options import (
-    access_options,
-    base_options,
-    flag,
-    json_option,
-    key_option,
-    layers_options,
-    mirror_option,
-    offline_option,
-    platform_option,
-)
+from pipeline.cli import options
+from pipeline.cli.options import flag, query
 from pipeline.cli.output import own_name, say_json
 from pipeline.core import log
-from pipeline.images.assemble.plan import TreePlan, Work, layer_bytes_guess
+from pipeline.images.assemble.plan import layer_bytes_guess
 from pipeline.images.source.toolchain import NOT_HERE
 
 if TYPE_CHECKING:
@@ -36,10 +26,8 @@ if TYPE_CHECKING:
 _MOST_SHOWN = 110  # characters of a message in a table
 
 
-@click.command("list")
-@json_option
-@click.pass_obj
-def list_images(workspace: Workspace, as_json: bool) -> None:
+@query
+def image_list_command(workspace: Workspace, as_json: bool) -> None:
     """List the images of this checkout, and whether they are locked and built."""
     rows = app.images.list_images(workspace)
     if as_json:
@@ -53,34 +41,18 @@ def list_images(workspace: Workspace, as_json: bool) -> None:
     click.echo(log.table(head, [[row[name] for name in head] for row in rows]))
 
 
-@click.command()
+@query
 @click.argument("names", metavar="[IMAGE]...", nargs=-1)
-@platform_option
-@layers_options
-@access_options
-@json_option
-@click.pass_obj
-def plan(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
+@options.platform_option
+@options.layers_options
+@options.access_options
+def plan_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Show what a build would fetch, what is cached and how much disk it needs.
 
     Nothing is fetched. Without IMAGE, all images are planned. With --layers-from, the registry is
     asked what a build would take from it, and the signatures are checked.
     """
     _show_plan(app.build.plan_images(workspace, **options), as_json)
-
-
-def _layer_rows(work: Work, trees: list[TreePlan]) -> list[list[str]]:
-    """Every layer, tree and foreign base, with its size and what becomes of it."""
-    rows = [
-        [x.title, log.size(layer_bytes_guess(x)), "cached" if x in work.cached else "to build"]
-        for x in [*work.cached, *work.missing]
-    ]
-    rows += [
-        [tree.title, "-", f"to compile, {tree.build.cpu_minutes} CPU-minutes"] for tree in trees
-    ]
-    for base in work.bases:
-        rows.append([str(base), log.size(sum(b.size_bytes for b in base.blobs)), "to fetch"])
-    return rows
 
 
 def _show_plan(plan: BuildPlan, as_json: bool) -> None:
@@ -115,7 +87,14 @@ def _show_plan(plan: BuildPlan, as_json: bool) -> None:
         )
     for why in plan.not_here:
         click.echo(f"{why}.\n{NOT_HERE}\n")
-    rows = _layer_rows(work, plan.compiled)
+    rows = [
+        [x.title, log.size(layer_bytes_guess(x)), "cached" if x in work.cached else "to build"]
+        for x in [*work.cached, *work.missing]
+    ]
+    for tree in plan.compiled:
+        rows.append([tree.title, "-", f"to compile, {tree.build.cpu_minutes} CPU-minutes"])
+    for base in work.bases:
+        rows.append([str(base), log.size(sum(b.size_bytes for b in base.blobs)), "to fetch"])
     for tree, layer in taken:
         state = f"to take from {layer.repository}, signed by {', '.join(layer.signed_by)}"
         rows.append([tree.title, log.size(layer.record.size_bytes), state])
@@ -128,9 +107,9 @@ def _show_plan(plan: BuildPlan, as_json: bool) -> None:
     )
 
 
-@click.command()
+@query
 @click.argument("names", metavar="[IMAGE]...", nargs=-1)
-@platform_option
+@options.platform_option
 @flag(
     "--accept",
     help="Take the result as expected: write its golden digest and the hashes of edited patches.",
@@ -138,13 +117,11 @@ def _show_plan(plan: BuildPlan, as_json: bool) -> None:
 @flag("--keep-inputs", help="Keep wheels after they became layers.")
 @flag("--gate", "gated", help="Then run the gates: shared memory, numerics, patches, machine code.")
 @flag("--dry-run", help="Show what would be fetched and built, as `sm120 plan` does.")
-@mirror_option
-@layers_options
-@offline_option
-@base_options
-@json_option
-@click.pass_obj
-def build(workspace: Workspace, /, dry_run: bool, as_json: bool, **options: Any) -> None:
+@options.mirror_option
+@options.layers_options
+@options.offline_option
+@options.base_options
+def build_command(workspace: Workspace, /, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Build images into the store; without IMAGE, all that need no compiling first.
 
     Needs no Docker, no root and no emulation. It can be interrupted: run again, it continues. A
@@ -168,7 +145,13 @@ def build(workspace: Workspace, /, dry_run: bool, as_json: bool, **options: Any)
         # printed before the error: a script gets the digests of what failed, too
         say_json([_built_json(done, each) for each in built])
         return done.require_passed()
-    click.echo(_built_table(built))
+    table = []
+    for b in built:
+        time = "cached" if b.cached else log.seconds(b.time_s)
+        sizes = [log.size(b.size_bytes), log.size(b.record.unpacked_bytes)]
+        table.append([b.name, b.platform, b.digest, *sizes, len(b.layers), time])
+    head = ["image", "platform", "digest", "size", "unpacked", "layers", "time"]
+    click.echo(log.table(head, table))
     if done.stages:
         click.echo(f"\n{_stage_table(done)}")
     rows = [
@@ -207,46 +190,22 @@ def _next_lines(checkout: Checkout, built: Built) -> list[str]:
         load: "loads it into Docker",
         export: "without Docker: a layout for Podman, skopeo, containerd",
     }
-    if is_found and built.platform == host_platform() and (recipe := _tiny_recipe(checkout, name)):
-        lines[f"{me} serve {recipe}"] = "starts it with a tiny model, in Docker or Podman"
-    width = max(map(len, lines))
-    texts = [f"{command:{width}}   {what}" for command, what in lines.items()]
-    return [f"Next: {texts[0]}", *(f"      {text}" for text in texts[1:])]
-
-
-def _tiny_recipe(checkout: Checkout, image: str) -> str | None:
-    """A recipe of an image that starts on any machine."""
-    folder = checkout.root / "recipes"
+    folder, texts = checkout.root / "recipes", []
+    for path in folder.glob("*.yaml") if is_found and built.platform == host_platform() else ():
+        # editors make links to nowhere next to recipes: no reason to end a build with an error
+        with suppress(OSError):
+            texts.append(path.read_text(errors="replace"))
     # most images have none, and reading all recipes takes as long as the rest of a build
-    if not any(_mentions(path, "tiny", image) for path in folder.glob("*.yaml")):
-        return None
-    from pipeline.serving.recipe.find import Recipes
+    if any("tiny" in text and name in text for text in texts):
+        from pipeline.serving.recipe.find import Recipes
 
-    return app.recipes.recipe_for_any_machine(Recipes([folder]), image)
-
-
-def _mentions(path: Path, *words: str) -> bool:
-    # editors make links to nowhere next to recipes: no reason to end a build with an error
-    with suppress(OSError):
-        text = path.read_text(errors="replace")
-        return all(word in text for word in words)
-    return False
-
-
-def _built_table(built: list[Built]) -> str:
-    rows = [
-        [
-            b.name,
-            b.platform,
-            b.digest,
-            log.size(b.size_bytes),
-            log.size(b.record.unpacked_bytes),
-            len(b.layers),
-            "cached" if b.cached else log.seconds(b.time_s),
-        ]
-        for b in built
+        if recipe := app.recipes.recipe_for_any_machine(Recipes([folder]), name):
+            lines[f"{me} serve {recipe}"] = "starts it with a tiny model, in Docker or Podman"
+    width = max(map(len, lines))
+    heads = ["Next:", *[""] * len(lines)]
+    return [
+        f"{h:5} {c:{width}}   {what}" for h, (c, what) in zip(heads, lines.items(), strict=False)
     ]
-    return log.table(["image", "platform", "digest", "size", "unpacked", "layers", "time"], rows)
 
 
 def _built_json(done: BuildResult, built: Built) -> dict[str, Any]:
@@ -283,25 +242,21 @@ def _stage_table(done: BuildResult) -> str:
     return log.table(["image", "gate", "card", "verdict", "cases", "time"], rows)
 
 
-@click.command()
+@query
 @click.argument("name", metavar="IMAGE")
 @flag("--attest", help="Sign and keep the result, good or bad.")
 @flag("--keep-objects", help="Take compiled objects from the store, and only link again.")
-@flag("--dry-run", help="Show what would be fetched and built again.")
-@key_option
-@platform_option
-@mirror_option
-@offline_option
-@base_options
-@json_option
-@click.pass_obj
-def rebuild(
+@options.key_option
+@options.platform_option
+@options.mirror_option
+@options.offline_option
+@options.base_options
+def image_rebuild_command(
     workspace: Workspace,
     /,
     name: str,
     attest: bool,
     keep_objects: bool,
-    dry_run: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -316,10 +271,6 @@ def rebuild(
     if attest and keep_objects:
         # objects that were compiled before prove nothing about compiling
         raise click.UsageError("--attest needs everything compiled again; leave --keep-objects out")
-    if dry_run:
-        if attest:
-            app.signing.signer_of(options["key_path"])
-        return _show_rebuild(workspace, name, options["platform"], keep_objects, as_json)
     done = app.build.rebuild(workspace, name, attest=attest, keep_objects=keep_objects, **options)
     if as_json:
         return say_json(
@@ -337,42 +288,9 @@ def rebuild(
         click.echo(f"  {each.path} differs: {each.reason}")
 
 
-def _show_rebuild(
-    workspace: Workspace, name: str, platform: str | None, keep_objects: bool, as_json: bool
-) -> None:
-    first, work, trees, near, disk_bytes = app.build.plan_rebuild(workspace, name, platform)
-    if as_json:
-        return say_json(
-            {
-                "image": first.name,
-                "platform": first.platform,
-                "digest": first.digest,
-                "layers": [layer.title for layer in work.missing],
-                "compile": [tree.title for tree in trees],
-                "keep_objects": keep_objects,
-                "fetch_files": len(work.fetch),
-                "fetch_bytes": work.fetch_bytes,
-                "base_bytes": work.base_bytes,
-                "store_files": len(near),
-                "disk_bytes": disk_bytes,
-                "dry_run": True,
-            }
-        )
-    click.echo(log.table(["layer", "size (about)", "state"], _layer_rows(work, trees)))
-    click.echo(f"\n{first.name} for {first.platform} would be compared with {first.digest}")
-    if trees and keep_objects:
-        click.echo("Compiled objects are taken from the store as far as it has them")
-    bases = f", and {log.size(work.base_bytes)} of foreign bases" if work.bases else ""
-    click.echo(
-        f"{log.count(len(work.fetch), 'file')} to fetch, {log.size(work.fetch_bytes)}{bases};"
-        f" {log.count(len(near), 'file')} from the store; disk needed meanwhile"
-        f" {log.size(disk_bytes)}; nothing was built"
-    )
-
-
-@click.command("test")
+@query
 @click.argument("names", metavar="IMAGE...", nargs=-1, required=True)
-@platform_option
+@options.platform_option
 @click.option(
     "--engine",
     "wanted",
@@ -380,9 +298,7 @@ def _show_rebuild(
     default="auto",
     help="What runs it: Linux namespaces, Docker or Podman; auto is the first that works here.",
 )
-@json_option
-@click.pass_obj
-def test_images(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
+def image_test_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Prove that built images start. No GPU and no network are needed.
 
     Each image is run as its own user, with its own variables. The engine's modules must import and
@@ -394,7 +310,7 @@ def test_images(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     The result is stated beside the image, signed where there is a key: `sm120 verify IMAGE` shows
     it, and `sm120 publish` attaches it. What a server answers is for `sm120 smoke`.
     """
-    results = app.starts.prove_starts(workspace, **options)
+    results = app.gate.prove_starts(workspace, **options)
     if as_json:
         say_json(
             [
@@ -408,7 +324,7 @@ def test_images(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
                 for image, run in results.items()
             ]
         )
-        return app.starts.require_started(results)
+        return app.gate.require_started(results)
     rows = [
         [image.name, test.verdict, test.name, test.message[:_MOST_SHOWN]]
         for image, run in results.items()
@@ -420,4 +336,4 @@ def test_images(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
         kinds = ("passed", "failed", "unknown", "skipped")
         counts = ", ".join(f"{n} {kind}" for kind in kinds if (n := verdicts.count(kind)))
         click.echo(f"{image.name} for {image.platform} {run.summary()}: {counts}")
-    app.starts.require_started(results)
+    app.gate.require_started(results)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from pydantic import BaseModel
@@ -17,18 +17,8 @@ from pipeline.artifacts.attest.predicates import MODELS
 from pipeline.artifacts.attest.trust import Trust
 from pipeline.artifacts.oci.record import Kind
 from pipeline.bootstrap import FOLDER
-from pipeline.cli.options import (
-    ANY_PATH,
-    EXISTING_FILE,
-    PLATFORM,
-    base_options,
-    flag,
-    json_option,
-    lock_check_option,
-    locking_dry_run_option,
-    mirror_option,
-    platform_option,
-)
+from pipeline.cli import options
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, PLATFORM, command, flag, query
 from pipeline.cli.output import own_name, say_bytes, say_json, show_moves
 from pipeline.core import log
 from pipeline.core.errors import MirrorUnknown
@@ -45,11 +35,8 @@ from pipeline.images.spec.image import ImageFile, PatchSeries
 from pipeline.images.spec.source import SourceSpec
 from pipeline.serving.recipe.model import RecipeFile
 
-if TYPE_CHECKING:
-    from pipeline.images.assemble.inside import FoundFile
 
-
-@click.command()
+@command
 @click.argument("name", metavar="IMAGE")
 @click.option("--base", metavar="IMAGE", help="Image that it stands on, as it is.")
 @click.option("--like", metavar="IMAGE", help="Image whose whole spec is copied, to be changed.")
@@ -68,8 +55,7 @@ if TYPE_CHECKING:
     type=PLATFORM,
     help="Platform that it is for [default: those of its base]. Repeatable.",
 )
-@click.pass_obj
-def new(
+def image_new_command(
     workspace: Workspace, /, name: str, base: str | None, like: str | None, **options: Any
 ) -> None:
     """Write images/IMAGE/image.yaml for an image of your own.
@@ -84,26 +70,25 @@ def new(
         option = next(flag for name, flag in flags.items() if options[name])
         raise click.UsageError(f"{option} goes with --base; a copy (--like) is changed in its file")
     if like:
-        path = app.own_image.copy_spec(workspace, name, like)
+        path = app.specs.copy_spec(workspace, name, like)
     else:
-        path = app.own_image.new_spec(workspace, name, str(base), **options)
+        path = app.specs.new_spec(workspace, name, str(base), **options)
     click.echo(f"{path} is written; change in it what you like")
     click.echo(f"Next: {own_name()} image lock {name}")
     click.echo(f"      {own_name()} build {name} --accept")
 
 
-@click.command()
+@command
 @click.argument("name", metavar="IMAGE")
 @click.argument("file", metavar="FILE", type=EXISTING_FILE)
-@click.option("--of", metavar="PATH", default="", help="File of the image that FILE is a copy of.")
+@click.option("--of", metavar="PATH", help="File of the image that FILE is a copy of.")
 @click.option("--why", required=True, help="What breaks without the patch, or what it is for.")
 @click.option("--upstream", multiple=True, metavar="URL", help="Issue or pull request. Repeatable.")
 @click.option("--no-upstream", metavar="REASON", help="Why it is nothing for upstream.")
 @click.option("--gate", metavar="NAME", help="Case file that fails without it, without `.yaml`.")
 @click.option("--no-gate", metavar="REASON", help="Why no gate can judge it.")
-@platform_option
-@click.pass_obj
-def add_patch(workspace: Workspace, /, name: str, **options: Any) -> None:
+@options.platform_option
+def image_add_patch_command(workspace: Workspace, /, name: str, **options: Any) -> None:
     """Add a patch to an image: FILE is a diff, or an edited copy of the file that --of names.
 
     Writes the patch, its entry in series.yaml with the hashes before and after, and `patches` in
@@ -111,7 +96,7 @@ def add_patch(workspace: Workspace, /, name: str, **options: Any) -> None:
     files, and what no wheel of the image has, such as tests, is left out. `sm120 image cat IMAGE
     PATH` prints the file to start from.
     """
-    made, written = app.own_image.add_patch(workspace, name, **options)
+    made, written = app.specs.add_patch(workspace, name, **options)
     for foreign in made.left_out:
         click.echo(f"left out, as no wheel of the image has it: {foreign}")
     for each in made.files:
@@ -121,21 +106,19 @@ def add_patch(workspace: Workspace, /, name: str, **options: Any) -> None:
     click.echo(f"Next: {own_name()} build {name} --accept")
 
 
-@click.command()
+@query
 @click.argument("names", metavar="[IMAGE]...", nargs=-1)
-@platform_option
-@locking_dry_run_option
-@lock_check_option
+@options.platform_option
+@options.locking_dry_run_option
+@options.lock_check_option
 @click.option(
     "--export",
     "export_as",
     type=click.Choice(["pylock", "requirements"]),
     help="Print the locked wheels of one image for other tools.",
 )
-@base_options
-@json_option
-@click.pass_obj
-def lock(
+@options.base_options
+def image_lock_command(
     workspace: Workspace,
     /,
     names: tuple[str, ...],
@@ -153,17 +136,17 @@ def lock(
     --base-registry.
     """
     if export_as:
-        text = app.lock.export_lock(workspace, names, platform, export_as)
+        text = app.specs.export_lock(workspace, names, platform, export_as)
         return click.echo(text, nl=False)
     if check:
-        rows = app.lock.check_locks(workspace, names, platform)
+        rows = app.specs.check_locks(workspace, names, platform)
         if as_json:
             return say_json(rows)
         for row in rows:
             held = f"{log.count(row['wheels'], 'wheel')}, {log.count(row['debs'], 'deb')}"
             click.echo(f"{row['image']} {row['platform']}: {held}, current")
         return None
-    moves = app.lock.lock_images(workspace, names, platform, dry_run=dry_run, **options)
+    moves = app.specs.lock_images(workspace, names, platform, dry_run=dry_run, **options)
     if as_json:
         return say_json([m.model_dump() for m in moves])
     head = ["image", "platform", "kind", "name", "before", "after"]
@@ -171,26 +154,20 @@ def lock(
     show_moves(head, [[getattr(m, name) for name in head] for m in moves], dry_run, concerned)
 
 
-@click.command()
+@query
 @click.argument("name", metavar="IMAGE")
 @click.option("--tag", "tags", multiple=True, help="Name of the image in Docker. Repeatable.")
-@platform_option
-@flag("--dry-run", help="Show what would be loaded and load nothing.")
-@json_option
-@click.pass_obj
-def load(workspace: Workspace, /, name: str, as_json: bool, dry_run: bool, **options: Any) -> None:
+@options.platform_option
+def load_command(workspace: Workspace, /, name: str, as_json: bool, **options: Any) -> None:
     """Load a built image into the Docker daemon that DOCKER_HOST names.
 
     Without --tag it gets two names: sm120/IMAGE:DIGEST, which never moves, with the first twelve
     characters of the digest, and sm120/IMAGE:latest, which moves to whatever was loaded last.
     """
-    built, tags, image_id = app.deliver.load_image(workspace, name, dry_run=dry_run, **options)
-    about = {"image": name, "digest": built.digest, "tags": tags}
+    built, tags, image_id = app.deliver.load_image(workspace, name, **options)
     if as_json:
-        return say_json({**about, **({"dry_run": True} if dry_run else {"id": image_id})})
-    if dry_run:
-        size = f"{log.size(built.size_bytes)}, unpacked {log.size(built.record.unpacked_bytes)}"
-        return click.echo(f"{' and '.join(tags)} would be {built.digest} in Docker: {size}")
+        about = {"image": name, "digest": built.digest, "tags": tags}
+        return say_json({**about, "id": image_id})
     others = f", also named {' and '.join(tags[1:])}" if tags[1:] else ""
     click.echo(f"{tags[0]} is in Docker as {image_id}{others}")
     recipes = app.recipes.recipes_of(workspace, ())
@@ -198,25 +175,20 @@ def load(workspace: Workspace, /, name: str, as_json: bool, dry_run: bool, **opt
         click.echo(line)
 
 
-@click.command()
+@command
 @click.argument("name", metavar="IMAGE")
 @click.argument("folder", metavar="DIR", type=ANY_PATH)
-@platform_option
-@flag("--dry-run", help="Show what would be written and write nothing.")
-@click.pass_obj
-def export(workspace: Workspace, /, folder: Path, dry_run: bool, **options: Any) -> None:
+@options.platform_option
+def image_export_command(workspace: Workspace, /, folder: Path, **options: Any) -> None:
     """Write a built image and its evidence to a new folder, as an OCI layout.
 
     Where the disk allows, the files are hard links to those of the store: do not edit them.
     """
-    done = app.deliver.export_image(workspace, folder=folder, dry_run=dry_run, **options)
-    if not dry_run:
-        return click.echo(f"{folder}: {done.built.digest}")
-    size, statements = log.size(done.built.size_bytes), log.count(done.statements, "statement")
-    click.echo(f"{folder}: {done.built.digest}, {size} and {statements} would be written")
+    done = app.deliver.export_image(workspace, folder=folder, **options)
+    click.echo(f"{folder}: {done.digest}")
 
 
-@click.command()
+@query
 @click.argument("names", metavar="[IMAGE]...", nargs=-1)
 @click.option("--to", "folder", type=ANY_PATH, required=True, help="Folder for the files.")
 @flag("--tool", help="Collect this tool's own wheels, too, into DIR/tool.")
@@ -224,7 +196,6 @@ def export(workspace: Workspace, /, folder: Path, dry_run: bool, **options: Any)
     "--tool-platform",
     type=click.Choice(["linux/amd64", "linux/arm64", "host"]),
     default="host",
-    show_default=True,
     help="Platform that the tool will run on.",
 )
 @click.option(
@@ -232,13 +203,11 @@ def export(workspace: Workspace, /, folder: Path, dry_run: bool, **options: Any)
     type=click.Choice([f"3.{minor}" for minor in range(11, 16)]),
     help="Python that the tool will run with [default: the one that runs this].",
 )
-@platform_option
+@options.platform_option
 @flag("--dry-run", help="Show how much would be collected; fetch nothing.")
-@mirror_option
-@base_options
-@json_option
-@click.pass_obj
-def collect(
+@options.mirror_option
+@options.base_options
+def image_collect_command(
     workspace: Workspace,
     /,
     names: tuple[str, ...],
@@ -275,13 +244,11 @@ def collect(
         click.echo(f"{folder / FOLDER}: {what}")
 
 
-@click.command()
+@query
 @click.argument("name", metavar="IMAGE")
 @click.argument("path", metavar="FILE")
-@platform_option
-@json_option
-@click.pass_obj
-def explain(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
+@options.platform_option
+def image_explain_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Show where a file of a built image comes from: which wheel, .deb, source or patch.
 
     FILE is a path in the image, such as /usr/bin/python3, or of an installed Python file.
@@ -307,13 +274,11 @@ def explain(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     click.echo(f"  layer  {origin.layer} {origin.layer_digest}")
 
 
-@click.command()
+@query
 @click.argument("name", metavar="IMAGE")
 @click.argument("path", metavar="[FOLDER|PATTERN]", default="/")
-@platform_option
-@json_option
-@click.pass_obj
-def files(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
+@options.platform_option
+def image_files_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """List the files of a built image: those of a folder, or all that a pattern matches.
 
     FOLDER is a path in the image, or that of an installed Python package, such as vllm/attention.
@@ -322,17 +287,15 @@ def files(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     found = app.images.list_files(workspace, **options)
     if as_json:
         return say_json([asdict(each) for each in found])
-    rows = [
-        [None if each.target else log.size(each.size_bytes), _what(each), _shown(each.path)]
-        for each in found
-    ]
+    rows = []
+    for each in found:
+        what = (
+            f"folder, {log.count(each.files, 'file')}" if each.kind == Kind.DIR else str(each.kind)
+        )
+        what = f"link to {_shown(each.target)}" if each.target else what
+        size = None if each.target else log.size(each.size_bytes)
+        rows.append([size, what, _shown(each.path)])
     click.echo(log.table(["size", "kind", "path"], rows))
-
-
-def _what(found: FoundFile) -> str:
-    if found.kind == Kind.DIR:
-        return f"folder, {log.count(found.files, 'file')}"
-    return f"link to {_shown(found.target)}" if found.target else str(found.kind)
 
 
 def _shown(path: str) -> str:
@@ -340,12 +303,11 @@ def _shown(path: str) -> str:
     return path if path.isprintable() else repr(path)[1:-1]
 
 
-@click.command()
+@command
 @click.argument("name", metavar="IMAGE")
 @click.argument("path", metavar="FILE")
-@platform_option
-@click.pass_obj
-def cat(workspace: Workspace, /, **options: Any) -> None:
+@options.platform_option
+def image_cat_command(workspace: Workspace, /, **options: Any) -> None:
     """Print a file of a built image, as a container sees it.
 
     FILE is a path in the image, or the path of an installed Python file, such as vllm/version.py.
@@ -355,8 +317,8 @@ def cat(workspace: Workspace, /, **options: Any) -> None:
 
 
 @click.command()
-@json_option
-def sources(as_json: bool) -> None:
+@options.json_option
+def image_sources_command(as_json: bool) -> None:
     """Show where this machine downloads from: indexes, folders, mirrors, certificates."""
     settings = read_settings()
     registries = os.environ.get("SM120_BASE_REGISTRIES", "").split()
@@ -400,7 +362,7 @@ _SCHEMAS: dict[str, type[BaseModel]] = {
 
 @click.command()
 @click.argument("what", type=click.Choice(list(_SCHEMAS)))
-def schema(what: str) -> None:
+def image_schema_command(what: str) -> None:
     """Print the JSON schema of a file that you write, or of a predicate that statements hold.
 
     Editors use it to complete and check image.yaml and its neighbours.

@@ -41,19 +41,19 @@ class _Door(VerbGroup):
         **DAILY,
         # groups are loaded already, so they name no module
         **{str(each.name): Verb("", str(each.help)) for each in GROUPS},
-        "completion": Verb("completion:completion", "Print completion for bash, zsh or fish."),
-        "uninstall": Verb("store:uninstall", "Remove what this command made on this machine."),
+        "completion": Verb(
+            "completion:completion_command", "Print completion for bash, zsh or fish."
+        ),
     },
     parts={
         "Daily commands": list(DAILY),
         "Groups of commands, listed by `sm120 GROUP --help`": [
             *(str(each.name) for each in GROUPS),
             "completion",
-            "uninstall",
         ],
     },
-    # click has only --help by default
-    context_settings={"help_option_names": ["-h", "--help"]},
+    # click has only --help, and hides what an option is where nobody names it
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(__version__, prog_name="sm120")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")

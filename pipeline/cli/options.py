@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import os
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,18 +16,16 @@ from pipeline.artifacts.registry.access import Access
 from pipeline.images.fetch.base_settings import BaseSettings
 from pipeline.serving.fit.units import read_card_size, read_size, read_tokens
 
+if TYPE_CHECKING:
+    from pipeline.app.sources import LayerSettings
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class _AnyPath(click.Path):
     """A path that need not be there; an empty one, as of an unset variable, would mean here."""
 
-    def convert(
-        self,
-        value: str | os.PathLike[str],
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> str | bytes | os.PathLike[str]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """As it was typed."""
         if value == "":
             self.fail("the path is empty", param, ctx)
@@ -40,7 +38,7 @@ EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 ANY_PATH = _AnyPath(path_type=Path)
 
 
-class _Read(click.ParamType[Any]):
+class Read(click.ParamType[Any]):
     """A value that a function reads from text; a ValueError becomes a usage error."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
@@ -62,49 +60,44 @@ def _rate(text: str) -> int:
         raise ValueError(f"{text!r} is not a rate; write it like 200MB/s") from error
 
 
-SIZE = _Read("size", read_size)  # an amount of bytes such as 96GiB
-PLAIN_SIZE = _Read("size", functools.partial(read_size, bare=True))  # a plain number will do, too
-CARD_SIZE = _Read("size", read_card_size)  # such as 96GB, which is how 96 GiB are sold
-TOKENS = _Read("tokens", read_tokens)  # such as 131072 or 128k
-RATE = _Read("rate", _rate)  # bytes a second, such as 200MB/s
+SIZE = Read("size", read_size)  # an amount of bytes such as 96GiB
+PLAIN_SIZE = Read("size", functools.partial(read_size, bare=True))  # a plain number will do, too
+CARD_SIZE = Read("size", read_card_size)  # such as 96GB, which is how 96 GiB are sold
+TOKENS = Read("tokens", read_tokens)  # such as 131072 or 128k
+RATE = Read("rate", _rate)  # bytes a second, such as 200MB/s
 
 
-def read_numbers(
-    text: str, example: str, name: str = "numbers", kind: type[int] | type[float] = int
-) -> list[Any]:
-    """Numbers with commas, in the order that was typed."""
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ValueError(f"{text!r} is not a list of {name} such as {example}") from error
+class Numbers(click.ParamType[Any]):
+    """Numbers with commas, in the order that was typed, none of them less than the least."""
+
+    name = "numbers"
+
+    def __init__(self, example: str, least: float = 0, kind: type[int] | type[float] = int) -> None:
+        self._example, self._least, self._kind = example, least, kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The list; one that was read before stays."""
+        if isinstance(value, list):
+            return value
+        try:
+            found = [self._kind(part) for part in str(value).split(",")]
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers such as {self._example}", param, ctx)
+        # also not a number, which compares with nothing
+        if not all(each >= self._least for each in found):
+            self.fail(f"each must be {self._least:g} or more", param, ctx)
+        return found
 
 
-def _counts(text: str) -> list[int]:
-    found = read_numbers(text, "1,2,8")
-    if min(found) < 1:
-        raise ValueError("must be 1 or more")
-    return found
-
-
-def _rates(text: str) -> list[float]:
-    found = read_numbers(text, "0.5,1,2", "rates", float)
-    if not all(each > 0 for each in found):
-        raise ValueError("must be more than 0")
-    return found
-
-
-def _gpus(text: str) -> tuple[int, ...]:
+def _different(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     from pipeline.serving.recipe.container import MOST_GPUS
 
-    found = read_numbers(text, "0,1")
-    if len({*found}) != len(found) or min(found) < 0 or max(found) >= MOST_GPUS:
-        raise ValueError(f"name different GPUs, each below {MOST_GPUS}")
-    return tuple(found)
+    if value is not None and (len({*value}) != len(value) or max(value) >= MOST_GPUS):
+        raise click.BadParameter(f"name different GPUs, each below {MOST_GPUS}", context, parameter)
+    return value and tuple(value)
 
 
-COUNTS = _Read("numbers", _counts)
-RATES = _Read("rates", _rates)
-GPUS = _Read("gpus", _gpus)
+COUNTS = Numbers("1,2,8", least=1)
 
 
 class _Mirror(click.Path):
@@ -117,12 +110,25 @@ class _Mirror(click.Path):
         return value
 
 
+def command(function: Callable[..., Any]) -> click.Command:
+    """A command whose function gets the workspace first, then its options."""
+    return click.command()(click.pass_obj(function))
+
+
+def query(function: Callable[..., Any]) -> click.Command:
+    """The same for a command that answers a question, which programs ask with --json."""
+    made = command(function)
+    made.params.append(click.Option(["--json", "as_json"], is_flag=True, help=_JSON))
+    return made
+
+
 def flag(*names: str, help: str) -> Callable[[Command], Command]:
     """An option that is on or off."""
     return click.option(*names, is_flag=True, help=help)
 
 
-json_option = flag("--json", "as_json", help="Print the result as JSON.")
+_JSON = "Print the result as JSON."
+json_option = flag("--json", "as_json", help=_JSON)
 offline_option = click.option(
     "--offline",
     is_flag=True,
@@ -175,11 +181,7 @@ lock_check_option = flag(
 def jobs_option(help_text: str, most: int, default: int | None = None) -> Callable[[Any], Any]:
     """How many things a verb does at the same time."""
     option: Callable[[Any], Any] = click.option(
-        "--jobs",
-        type=click.IntRange(1, most),
-        default=default,
-        show_default=default is not None,
-        help=help_text,
+        "--jobs", type=click.IntRange(1, most), default=default, help=help_text
     )
     return option
 
@@ -196,89 +198,89 @@ def all_of(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command], Comma
     return add
 
 
-def registry_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How a registry is reached; the command gets it as `access` and `jobs`."""
-    with_jobs = jobs_option("Parallel transfers.", most=32, default=4)
-    reached: Callable[..., Any] = with_jobs(access_options(command))
-    return reached
+def packed(
+    name: str, make: Callable[..., Any], *given: Callable[[Any], Any]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Several options as one value: the command gets what `make` makes of them, under a name."""
+    taken = [*inspect.signature(make).parameters]
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @all_of(given)
+        @functools.wraps(command)
+        def run(*args: Any, **rest: Any) -> Any:
+            value = make(**{each: rest.pop(each) for each in taken})
+            return command(*args, **{name: value}, **rest)
+
+        return run
+
+    return add
 
 
-def layers_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Where compiled layers may be taken from; the command gets it as `layers`."""
-
-    @click.option(
-        "--layers-from",
-        "place",
-        metavar="REGISTRY/REPO",
-        envvar="SM120_LAYERS_FROM",
-        help="Take what `sm120 source publish` put there, if a trusted key signed it, instead of"
-        " compiling it [SM120_LAYERS_FROM].",
-    )
-    @trust_option
-    @functools.wraps(command)
-    def packed(*args: Any, place: str | None, trust_path: Path | None, **rest: Any) -> Any:
-        # an unset variable of a CI job is empty
-        layers = app.sources.LayerSettings(parse_repository(place), trust_path) if place else None
-        return command(*args, layers=layers, **rest)
-
-    return packed
+def _access(ca: Path | None, insecure_http: bool) -> Access:
+    return Access(ca_file=ca, insecure_http=insecure_http)
 
 
-def base_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Where foreign base images are fetched from; the command gets it as `bases`."""
+def _layers(place: str | None, trust_path: Path | None) -> LayerSettings | None:
+    # an unset variable of a CI job is empty
+    return app.sources.LayerSettings(parse_repository(place), trust_path) if place else None
 
-    @click.option(
-        "--base-registry",
-        "registries",
-        metavar="REGISTRY[/PREFIX]",
+
+def _bases(registries: tuple[str, ...], access: Access) -> BaseSettings:
+    return BaseSettings(registries=registries, access=access)
+
+
+_ca = click.option(
+    "--ca",
+    type=EXISTING_FILE,
+    help="CA of the registry, besides the system's and Docker's certs.d.",
+)
+# how a registry is reached
+access_options = packed(
+    "access", _access, _ca, flag("--insecure-http", help="Use plain HTTP for the registry.")
+)
+registry_options = all_of([jobs_option("Parallel transfers.", most=32, default=4), access_options])
+_layers_from = click.option(
+    "--layers-from",
+    "place",
+    metavar="REGISTRY/REPO",
+    envvar="SM120_LAYERS_FROM",
+    help="Take what `sm120 source publish` put there, if a trusted key signed it, instead of"
+    " compiling it [SM120_LAYERS_FROM].",
+)
+layers_options = packed("layers", _layers, _layers_from, trust_option)
+_registries = click.option(
+    "--base-registry",
+    "registries",
+    metavar="REGISTRY[/PREFIX]",
+    multiple=True,
+    envvar="SM120_BASE_REGISTRIES",
+    help="Registry of foreign base images. Repeatable, in order [SM120_BASE_REGISTRIES].",
+)
+# where foreign base images are fetched from
+base_options = packed("bases", _bases, _registries, access_options)
+
+
+def _recipes(name: str) -> Callable[[Any], Any]:
+    option: Callable[[Any], Any] = click.option(
+        "--recipes",
+        name,
+        type=EXISTING_FOLDER,
         multiple=True,
-        envvar="SM120_BASE_REGISTRIES",
-        help="Registry of foreign base images. Repeatable, in order [SM120_BASE_REGISTRIES].",
+        envvar="SM120_RECIPES",
+        help="Folder with recipes of your own. Repeatable [SM120_RECIPES].",
     )
-    @access_options
-    @functools.wraps(command)
-    def packed(*args: Any, registries: tuple[str, ...], access: Access, **rest: Any) -> Any:
-        return command(*args, bases=BaseSettings(registries=registries, access=access), **rest)
-
-    return packed
+    return option
 
 
-def access_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How a registry is reached; the command gets it as `access`."""
-
-    @click.option(
-        "--ca",
-        type=EXISTING_FILE,
-        help="CA of the registry, besides the system's and Docker's certs.d.",
-    )
-    @flag("--insecure-http", help="Use plain HTTP for the registry.")
-    @functools.wraps(command)
-    def packed(*args: Any, ca: Path | None, insecure_http: bool, **rest: Any) -> Any:
-        access = Access(ca_file=ca, insecure_http=insecure_http)
-        return command(*args, access=access, **rest)
-
-    return packed
-
-
-recipes_option = click.option(
-    "--recipes",
-    "folders",
-    type=EXISTING_FOLDER,
-    multiple=True,
-    envvar="SM120_RECIPES",
-    help="Folder with recipes of your own. Repeatable [SM120_RECIPES].",
-)
+recipes_option = _recipes("folders")
 # where `folders` are those to look for evidence in
-own_recipes_option = click.option(
-    "--recipes",
-    "own_recipes",
-    type=EXISTING_FOLDER,
-    multiple=True,
-    envvar="SM120_RECIPES",
-    help="Folder with recipes of your own. Repeatable [SM120_RECIPES].",
-)
+own_recipes_option = _recipes("own_recipes")
 gpus_option = click.option(
-    "--gpus", type=GPUS, metavar="N,N", help="GPUs to use, by number [default: all]."
+    "--gpus",
+    type=Numbers("0,1"),
+    callback=_different,
+    metavar="N,N",
+    help="GPUs to use, by number [default: all].",
 )
 engine_option = click.option(
     "--engine",

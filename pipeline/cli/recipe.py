@@ -3,67 +3,45 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import yaml
 
 from pipeline import app
 from pipeline.app.workspace import Workspace
-from pipeline.cli.options import (
-    ANY_PATH,
-    EXISTING_FILE,
-    flag,
-    gpus_option,
-    json_option,
-    override_options,
-    platform_option,
-    recipes_option,
-)
+from pipeline.cli import options
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, flag, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.core.files import write_bytes
 from pipeline.serving.recipe.render.formats import FORMATS
 
-if TYPE_CHECKING:
-    from pipeline.images.engine.parser_flags import FlagSpec
-    from pipeline.serving.recipe.model import Recipe
-
 _MOST_SHOWN = 60
 
 
-@click.command("list")
-@recipes_option
-@json_option
-@click.pass_obj
-def list_recipes(workspace: Workspace, folders: tuple[Path, ...], as_json: bool) -> None:
+@query
+@options.recipes_option
+def recipe_list_command(workspace: Workspace, folders: tuple[Path, ...], as_json: bool) -> None:
     """List the recipes: engine, image, cards, and what each rests on."""
     recipes = app.recipes.recipes_of(workspace, folders)
-    rows = [_recipe_row(recipes.read(name)) for name in recipes.names()]
+    head, rows = ["name", "engine", "image", "gpus", "backing", "summary"], []
+    for recipe in map(recipes.read, recipes.names()):
+        cards = recipe.hardware
+        gpus = f"{cards.cards}x {cards.card}" if cards.cards else None
+        row = {name: getattr(recipe, name) for name in head if name != "gpus"}
+        rows.append({**row, "gpus": gpus})
     if as_json:
         return say_json(rows)
-    head = ["name", "engine", "image", "gpus", "backing", "summary"]
     click.echo(log.table(head, [[row[name] for name in head] for row in rows]))
 
 
-def _recipe_row(recipe: Recipe) -> dict[str, object]:
-    cards = recipe.hardware
-    return {
-        "name": recipe.name,
-        "engine": recipe.engine,
-        "image": recipe.image,
-        "gpus": f"{cards.cards}x {cards.card}" if cards.cards else None,
-        "backing": recipe.backing,
-        "summary": recipe.summary,
-    }
-
-
-@click.command("show")
+@query
 @click.argument("name", metavar="RECIPE")
-@recipes_option
-@json_option
-@click.pass_obj
-def show(workspace: Workspace, name: str, folders: tuple[Path, ...], as_json: bool) -> None:
+@options.recipes_option
+def recipe_show_command(
+    workspace: Workspace, name: str, folders: tuple[Path, ...], as_json: bool
+) -> None:
     """Show a recipe with all that it extends: flags by source, hardware, changes."""
     recipe = app.recipes.recipes_of(workspace, folders).read(name)
     # without defaults, as in the file
@@ -73,7 +51,7 @@ def show(workspace: Workspace, name: str, folders: tuple[Path, ...], as_json: bo
     click.echo(yaml.safe_dump(body, sort_keys=False, width=100, allow_unicode=True), nl=False)
 
 
-@click.command()
+@query
 @click.argument("recipe", metavar="RECIPE")
 @click.option(
     "--as", "format_name", type=click.Choice(FORMATS), required=True, help="What to write."
@@ -83,7 +61,7 @@ def show(workspace: Workspace, name: str, folders: tuple[Path, ...], as_json: bo
 @click.option(
     "--registry", metavar="REF", help="Where the image was published [default: loaded locally]."
 )
-@gpus_option
+@options.gpus_option
 @click.option(
     "--host-nccl",
     type=click.Choice(["settings", "patched"]),
@@ -93,12 +71,9 @@ def show(workspace: Workspace, name: str, folders: tuple[Path, ...], as_json: bo
     "--runner",
     type=click.Choice(["docker", "podman"]),
     default="docker",
-    show_default=True,
     help="What a systemd unit starts.",
 )
-@click.option(
-    "--node", default="127.0.0.1", show_default=True, help="Address of the server, for --as env."
-)
+@click.option("--node", default="127.0.0.1", help="Address of the server, for --as env.")
 @flag("--lan", help="Let other machines connect, too.")
 @flag("--detach", help="Start the container in the background (docker, podman).")
 @flag(
@@ -106,13 +81,13 @@ def show(workspace: Workspace, name: str, folders: tuple[Path, ...], as_json: bo
     help="Ask for the cards with --gpus, for a Docker without CDI (docker, systemd, compose).",
 )
 @click.option("--claim", help="PersistentVolumeClaim with the weights, for --as kubernetes.")
-@override_options
-@recipes_option
-@platform_option
+@options.override_options
+@options.recipes_option
+@options.platform_option
 @click.option("--out", type=ANY_PATH, help="File to write, instead of standard output.")
-@json_option
-@click.pass_obj
-def render(workspace: Workspace, /, out: Path | None, as_json: bool, **options: Any) -> None:
+def render_command(
+    workspace: Workspace, /, out: Path | None, as_json: bool, **options: Any
+) -> None:
     """Print a recipe as a command, a unit, a Compose file, Kubernetes objects or settings.
 
     The image is named by its digest, the weights are mounted read-only, and the engine runs as a
@@ -137,9 +112,9 @@ def render(workspace: Workspace, /, out: Path | None, as_json: bool, **options: 
     log.say(f"wrote {out}")
 
 
-@click.command()
+@query
 @click.argument("image")
-@platform_option
+@options.platform_option
 @flag("--read", "again", help="Read the built image, not its committed file.")
 @flag("--accept", help="Read the built image and write its committed file.")
 @click.option(
@@ -158,9 +133,9 @@ def render(workspace: Workspace, /, out: Path | None, as_json: bool, **options: 
     help="Read this wheel of the engine, with what it imports from the image --inside.",
 )
 @click.option("--inside", metavar="IMAGE", help="A built image that this machine can run.")
-@json_option
-@click.pass_obj
-def flags(workspace: Workspace, /, image: str, as_json: bool, **options: Any) -> None:
+def recipe_flags_command(
+    workspace: Workspace, /, image: str, as_json: bool, **options: Any
+) -> None:
     """Show the flags that the engine of IMAGE accepts, and its own variables.
 
     They are read by running the engine's own argument parser in a sandbox, without network and
@@ -174,22 +149,19 @@ def flags(workspace: Workspace, /, image: str, as_json: bool, **options: Any) ->
     shown = app.recipes.read_flags_of(workspace, image, **options)
     if as_json:
         return say_json(shown.model_dump(mode="json", exclude_defaults=True))
-    names = sorted(shown.flags, key=lambda name: name.lstrip("-"))
-    rows = [
-        [name, ", ".join(shown.flags[name].aliases), *_value(shown.flags[name])] for name in names
-    ]
+    rows = []
+    for name in sorted(shown.flags, key=lambda name: name.lstrip("-")):
+        spec = shown.flags[name]
+        known = spec.choices or ([] if spec.takes == "none" else [spec.type])
+        values = " ".join([*known, *spec.words]) or ", ".join(spec.off)
+        if spec.retired:
+            values = f"removed: {spec.retired}"
+        if len(values) > _MOST_SHOWN:
+            values = f"{values[: _MOST_SHOWN - 1]}…"
+        takes = "–" if spec.retired else spec.takes
+        rows.append([name, ", ".join(spec.aliases), takes, values])
     click.echo(log.table(["flag", "also", "takes", "values"], rows))
     click.echo(
         f"\n{shown.image}: {shown.title}, {log.count(len(rows), 'flag')},"
         f" {log.count(len(shown.variables), 'variable')} of its own; read from {shown.read_from}"
     )
-
-
-def _value(flag: FlagSpec) -> list[str]:
-    if flag.retired:
-        return ["–", f"removed: {flag.retired}"[:_MOST_SHOWN]]
-    values = " ".join(
-        [*(flag.choices or ([] if flag.takes == "none" else [flag.type])), *flag.words]
-    )
-    shown = values if len(values) <= _MOST_SHOWN else values[: _MOST_SHOWN - 1] + "…"
-    return [flag.takes, shown or ", ".join(flag.off)]

@@ -11,27 +11,19 @@ from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.attest.names import kind_of
 from pipeline.artifacts.oci.reference import parse_reference
-from pipeline.cli.options import (
-    ANY_PATH,
-    flag,
-    json_option,
-    key_option,
-    platform_option,
-    registry_options,
-)
+from pipeline.cli import options
+from pipeline.cli.options import ANY_PATH, flag, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 
 if TYPE_CHECKING:
     from pipeline.artifacts.registry.access import Access
-    from pipeline.evidence.publish.gc import Plan
-    from pipeline.evidence.publish.publish import Published
 
 
-@click.command()
-@click.argument("image", metavar="IMAGE")
+@query
+@click.argument("name", metavar="IMAGE")
 @click.argument("place", metavar="REGISTRY/REPO[:TAG]")
-@platform_option
+@options.platform_option
 @flag("--index", help="Make an image index even for a single platform.")
 @click.option(
     "--attach",
@@ -45,14 +37,12 @@ if TYPE_CHECKING:
     metavar="REASON",
     help="Publish although gates did not pass; the reason stays with the image.",
 )
-@key_option
+@options.key_option
 @flag("--spdx", help="Add the bill of materials as SPDX 2.3.")
 @flag("--no-evidence", help="Attach no statements and sign nothing.")
 @flag("--dry-run", help="Show what would be sent and send nothing.")
-@registry_options
-@json_option
-@click.pass_obj
-def publish(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
+@options.registry_options
+def publish_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Push a built image to a registry: the bytes in the store, never a rebuild.
 
     Without --platform, every platform that was built; one that never was is named and left out.
@@ -62,70 +52,57 @@ def publish(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     Signed statements are attached, also where cosign looks for them. With a key, the image is
     recorded and signed first, and so is the fact that this name belongs to this digest.
     """
-    done = app.publish.publish(workspace, app.publish.PublishRequest(**options))
+    done = app.registry.publish(workspace, **options)
     if as_json:
         return say_json(done.model_dump(mode="json"))
-    click.echo(_published_text(done))
-
-
-def _published_text(done: Published) -> str:
     rows = [[platform, digest] for platform, digest in done.platforms.items()]
     # a single platform without --index is its own root
     if done.digest not in done.platforms.values():
         rows.append(["index", done.digest])
+    click.echo(log.table(["platform", "digest"], rows) + "\n")
+    for proof in done.proved:
+        click.echo(f"proved for {proof.sentence()}")
     counts = f"{done.blobs['sent']} sent, {done.blobs['mounted']} mounted"
     verb = "would be sent" if done.dry_run else f"sent in {log.seconds(done.seconds)}"
-    lines = [
-        log.table(["platform", "digest"], rows),
-        "",
-        *(f"proved for {proof.sentence()}" for proof in done.proved),
+    click.echo(
         f"{log.size(done.sent_bytes)} of {log.size(done.total_bytes)} {verb}"
-        f" ({counts}, {done.blobs['there']} were there)",
-    ]
+        f" ({counts}, {done.blobs['there']} were there)"
+    )
     for a in done.attached:
         what = f"statement {kind_of(a.predicate_type)}" if a.predicate_type else a.artifact_type
-        lines.append(f"attached {what}: {a.digest} ({a.found_by})")
+        click.echo(f"attached {what}: {a.digest} ({a.found_by})")
     if done.attached:
-        lines.append(f"{log.size(done.attached_bytes)} of evidence sent")
-    place = done.reference.partition("@")[0]
-    lines.append(f"{place}:{done.tag} is {done.digest}" if not done.dry_run else "nothing was sent")
-    return "\n".join(lines)
+        click.echo(f"{log.size(done.attached_bytes)} of evidence sent")
+    if done.dry_run:
+        return click.echo("nothing was sent")
+    click.echo(f"{done.reference.partition('@')[0]}:{done.tag} is {done.digest}")
 
 
 @click.command()
 @click.argument("place", metavar="REGISTRY/REPO@DIGEST")
 @click.argument("folder", metavar="DIR", type=ANY_PATH)
-@platform_option
+@options.platform_option
 @flag("--evidence", help="Fetch what is attached to the image, too.")
 @click.option(
     # a reference may name anything: it is refused before the disk is full
     "--max-gb",
     type=click.IntRange(1),
     default=200,
-    show_default=True,
     help="Refuse an image that is larger.",
 )
-@flag("--dry-run", help="Show what would be fetched; fetch no layers.")
-@registry_options
-@json_option
-def pull(
-    place: str, folder: Path, max_gb: int, dry_run: bool, as_json: bool, **options: Any
+@options.registry_options
+@options.json_option
+def registry_pull_command(
+    place: str, folder: Path, max_gb: int, as_json: bool, **options: Any
 ) -> None:
     """Fetch an image by digest into an OCI layout folder, and check every byte.
 
     A tag is only a way to the digest, which is shown. After an interruption, run it again: it
     continues where it was.
     """
-    done = app.registry.pull(place, folder, most_bytes=max_gb * 1000**3, dry_run=dry_run, **options)
-    asked = str(parse_reference(place))
-    if isinstance(done, app.registry.PullPlan):
-        digest, count, size = done.wanted.root.digest, done.missing_blobs, done.missing_bytes
-        if as_json:
-            row = {"folder": str(folder), "asked": asked, "digest": digest}
-            return say_json({**row, "blobs": count, "size_bytes": size, "dry_run": True})
-        blobs = f"{count} of {log.count(len(done.wanted.blobs), 'blob')}, {log.size(size)},"
-        return click.echo(f"{folder}: {digest}, {blobs} would be fetched")
+    done = app.registry.pull(place, folder, most_bytes=max_gb * 1000**3, **options)
     if as_json:
+        asked = str(parse_reference(place))
         return say_json({"folder": str(folder), "asked": asked, **done.model_dump()})
     click.echo(f"{folder}: {done.digest}, {log.size(done.received_bytes)} fetched")
     for digest in done.evidence:
@@ -134,9 +111,9 @@ def pull(
 
 @click.command()
 @click.argument("place", metavar="REGISTRY/REPO")
-@registry_options
-@json_option
-def tags(place: str, access: Access, jobs: int, as_json: bool) -> None:
+@options.registry_options
+@options.json_option
+def registry_tags_command(place: str, access: Access, jobs: int, as_json: bool) -> None:
     """List the tags of a repository, and the images they name."""
     pairs = app.registry.list_tags(place, access, jobs)
     if as_json:
@@ -149,7 +126,7 @@ def tags(place: str, access: Access, jobs: int, as_json: bool) -> None:
     click.echo(log.table(["tag", "kind", "digest", "size"], rows))
 
 
-@click.command()
+@query
 @click.argument("places", metavar="REGISTRY/REPO...", nargs=-1, required=True)
 @click.option(
     "--keep",
@@ -161,10 +138,8 @@ def tags(place: str, access: Access, jobs: int, as_json: bool) -> None:
 )
 # what is deleted in a registry cannot be brought back
 @flag("--yes", help="Delete; without it, only show what would go.")
-@registry_options
-@json_option
-@click.pass_obj
-def clean(
+@options.registry_options
+def registry_clean_command(
     workspace: Workspace,
     /,
     places: tuple[str, ...],
@@ -180,20 +155,13 @@ def clean(
     plans = app.registry.clean(workspace, places, patterns, delete=yes, **options)
     if as_json:
         return say_json([{**p.model_dump(mode="json"), "deleted": yes} for p in plans])
+    goes = "deleted" if yes else "would go"
     for plan in plans:
-        click.echo(_plan_table(plan, yes))
-
-
-def _plan_table(plan: Plan, is_done: bool) -> str:
-    goes = "deleted" if is_done else "would go"
-    held = [("kept", h) for h in plan.kept] + [(goes, h) for h in plan.gone]
-    rows = [[state, h.kind, h.digest, ", ".join(h.tags) or "-"] for state, h in held]
-    end = "" if is_done or not plan.gone else "; --yes deletes them"
-    return "\n".join(
-        [
-            log.table([plan.repository, "kind", "digest", "tags"], rows),
-            "",
+        held = [("kept", h) for h in plan.kept] + [(goes, h) for h in plan.gone]
+        rows = [[state, h.kind, h.digest, ", ".join(h.tags) or "-"] for state, h in held]
+        click.echo(log.table([plan.repository, "kind", "digest", "tags"], rows) + "\n")
+        end = "" if yes or not plan.gone else "; --yes deletes them"
+        click.echo(
             f"{log.count(len(plan.gone), 'manifest')} {goes}, with {log.size(plan.freed_bytes)} of"
-            f" blobs that nothing else names{end}",
-        ]
-    )
+            f" blobs that nothing else names{end}"
+        )

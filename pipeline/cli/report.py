@@ -9,45 +9,29 @@ import click
 
 from pipeline import app
 from pipeline.app.workspace import Workspace
-from pipeline.cli.options import (
-    ANY_PATH,
-    EXISTING_FILE,
-    flag,
-    json_option,
-    look_in_option,
-    own_recipes_option,
-    trust_option,
-)
+from pipeline.cli import options
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, Read, flag, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.serving.report.build import all_references
 from pipeline.serving.report.page import data_digest
 
 
-class _Target(click.ParamType[Path]):
+def _target(text: str) -> Path:
     """A file whose ending says its format."""
-
-    name = "file"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Path:
-        """The path."""
-        path = Path(str(value))
-        if path.suffix not in app.report.FORMATS:
-            self.fail(f"{path}: must end with .html, .pdf, .md or .csv", param, ctx)
-        return path
+    if Path(text).suffix not in app.report.FORMATS:
+        raise ValueError(f"{text}: must end with .html, .pdf, .md or .csv")
+    return Path(text)
 
 
-@click.command()
+@query
 @click.argument("runs", metavar="[RUN]...", nargs=-1, type=ANY_PATH)
 @click.option(
     "--to",
     "targets",
     multiple=True,
-    type=_Target(),
+    type=Read("file", _target),
     default=["report.html"],
-    show_default=True,
     help="File to write; its ending says what: .html, .pdf, .md, .csv. Repeatable.",
 )
 @click.option(
@@ -76,12 +60,10 @@ class _Target(click.ParamType[Path]):
     "is_redacted",
     help="Leave out host names, addresses, paths, serial numbers and user names.",
 )
-@look_in_option
-@own_recipes_option
-@trust_option
-@json_option
-@click.pass_obj
-def report(
+@options.look_in_option
+@options.own_recipes_option
+@options.trust_option
+def report_command(
     workspace: Workspace,
     /,
     list_references: bool,

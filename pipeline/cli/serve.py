@@ -9,17 +9,8 @@ import click
 
 from pipeline import app
 from pipeline.app.workspace import Workspace
-from pipeline.cli.options import (
-    ANY_PATH,
-    COUNTS,
-    engine_option,
-    flag,
-    gpus_option,
-    json_option,
-    on_options,
-    override_options,
-    recipes_option,
-)
+from pipeline.cli import options
+from pipeline.cli.options import ANY_PATH, COUNTS, command, flag, query
 from pipeline.cli.output import say_bytes, say_json
 from pipeline.core import log
 from pipeline.core.errors import ImageDiffers
@@ -30,32 +21,30 @@ from pipeline.serving.serve.start import STOP_S
 if TYPE_CHECKING:
     from pipeline.app.serve import RemoteHost
     from pipeline.artifacts.containers.container_engine import Wanted
-    from pipeline.serving.serve.attempts import Attempt
 
 _SHORT_FAILURE = 60
 
 
-@click.command()
+@query
 @click.argument("name", metavar="RECIPE")
-@recipes_option
+@options.recipes_option
 @click.option("--weights", type=ANY_PATH, help="Folder of the weights [MODEL_PATH].")
 @click.option("--draft", type=ANY_PATH, help="Folder of the draft model's weights.")
-@override_options
-@gpus_option
+@options.override_options
+@options.gpus_option
 @flag("--lan", help="Let other machines connect, too.")
 @click.option(
     "--host-nccl",
     type=click.Choice(["settings", "patched"]),
     help="Use this host's NCCL settings, and with `patched` also its NCCL.",
 )
-@engine_option
-@on_options
+@options.engine_option
+@options.on_options
 @click.option(
     "--timeout",
     "timeout_s",
     type=click.IntRange(1),
     default=int(START_S),
-    show_default=True,
     help="Seconds to wait for the first answer.",
 )
 @click.option(
@@ -78,9 +67,7 @@ _SHORT_FAILURE = 60
 )
 @flag("--with-fallback", help="Where it fails, try the recipe's fallback.")
 @flag("--dry-run", help="Check the machine and show the container; start nothing.")
-@json_option
-@click.pass_obj
-def serve(
+def serve_command(
     workspace: Workspace,
     /,
     name: str,
@@ -144,12 +131,12 @@ def serve(
     click.echo(f"`{again}` ends it.")
 
 
-@click.command()
-@engine_option
-@on_options
-@json_option
-@click.pass_obj
-def status(workspace: Workspace, engine: Wanted, on: RemoteHost | None, as_json: bool) -> None:
+@query
+@options.engine_option
+@options.on_options
+def recipe_status_command(
+    workspace: Workspace, engine: Wanted, on: RemoteHost | None, as_json: bool
+) -> None:
     """Show what is served here, and whether it is what was built.
 
     A container that is not of the image that its labels name is an error.
@@ -178,20 +165,19 @@ def status(workspace: Workspace, engine: Wanted, on: RemoteHost | None, as_json:
             raise ImageDiffers(f"{row.container}: {row.why}")
 
 
-@click.command()
+@command
 @click.argument("recipe", metavar="RECIPE")
 @flag("--follow", "-f", help="Go on until the engine ends.")
 @click.option("--tail", type=click.IntRange(1), help="Only the last lines.")
-@engine_option
-@on_options
-@click.pass_obj
-def logs(workspace: Workspace, /, **options: Any) -> None:
+@options.engine_option
+@options.on_options
+def recipe_logs_command(workspace: Workspace, /, **options: Any) -> None:
     """Print the log of a served recipe."""
     for piece in app.serve.read_log(workspace, **options):
         say_bytes(piece)
 
 
-@click.command()
+@query
 @click.argument("recipes", metavar="RECIPE...", nargs=-1)
 @flag("--all", "stop_all", help="Everything that is served here.")
 @click.option(
@@ -199,14 +185,11 @@ def logs(workspace: Workspace, /, **options: Any) -> None:
     "timeout_s",
     type=click.IntRange(0),
     default=STOP_S,
-    show_default=True,
     help="Seconds until an engine that does not end is killed.",
 )
-@engine_option
-@on_options
-@json_option
-@click.pass_obj
-def stop(
+@options.engine_option
+@options.on_options
+def recipe_stop_command(
     workspace: Workspace, /, recipes: tuple[str, ...], stop_all: bool, as_json: bool, **options: Any
 ) -> None:
     """End served recipes, and remove their containers.
@@ -222,11 +205,9 @@ def stop(
         click.echo(f"{name} stopped after {log.seconds(value)}")
 
 
-@click.command()
+@query
 @click.option("--on", "host", metavar="HOST", help="Only attempts on this host.")
-@json_option
-@click.pass_obj
-def attempts(workspace: Workspace, host: str | None, as_json: bool) -> None:
+def recipe_attempts_command(workspace: Workspace, host: str | None, as_json: bool) -> None:
     """Show what was served and tried, oldest first, and how it went."""
     tried = app.serve.attempts(workspace, host)
     if as_json:
@@ -245,13 +226,12 @@ def attempts(workspace: Workspace, host: str | None, as_json: bool) -> None:
     if not tried:
         return click.echo("nothing was tried yet")
     head = ("attempt", "kind", "recipe", "host", "image", "outcome", "time", "failure")
-    click.echo(log.table(head, map(_attempt_row, tried)))
-
-
-def _attempt_row(attempt: Attempt) -> tuple[object, ...]:
-    begun = attempt.begun
-    image = f"{begun.image}@{begun.image_digest[:19]}" if begun.image_digest else begun.image
-    time = None if attempt.seconds is None else log.seconds(attempt.seconds)
-    failure = attempt.failure[:_SHORT_FAILURE] or None
-    place = begun.host or "here"
-    return begun.id, begun.kind, begun.recipe, place, image, attempt.outcome, time, failure
+    rows = []
+    for each in tried:
+        begun, digest = each.begun, each.begun.image_digest
+        image = f"{begun.image}@{digest[:19]}" if digest else begun.image
+        time = None if each.seconds is None else log.seconds(each.seconds)
+        place, failure = begun.host or "here", each.failure[:_SHORT_FAILURE] or None
+        row = (begun.id, begun.kind, begun.recipe, place, image, each.outcome, time, failure)
+        rows.append(row)
+    click.echo(log.table(head, rows))

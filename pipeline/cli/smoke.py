@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import click
@@ -13,17 +10,8 @@ from pipeline import app
 from pipeline.app.recipes import is_address
 from pipeline.app.smoke import RUNGS, Expectations, SmokeRequest
 from pipeline.app.workspace import Workspace
-from pipeline.cli.options import (
-    ANY_PATH,
-    COUNTS,
-    EXISTING_FILE,
-    all_of,
-    engine_option,
-    flag,
-    json_option,
-    on_options,
-    recipes_option,
-)
+from pipeline.cli import options
+from pipeline.cli.options import ANY_PATH, COUNTS, EXISTING_FILE, flag, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.serving.smoke.model import SmokeResult
@@ -61,30 +49,17 @@ _OPTIONS = (
 )
 
 
-def _expectation_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What the server must do; the command gets it as `expectations`."""
-
-    @all_of(_OPTIONS)
-    @functools.wraps(command)
-    def packed(*args: Any, **options: Any) -> Any:
-        given = {each.name: options.pop(each.name) for each in fields(Expectations)}
-        return command(*args, expectations=Expectations(**given), **options)
-
-    return packed
-
-
-@click.command("smoke")
+@query
 @click.argument("target", metavar="RECIPE|URL")
 @click.option("--recipe", "expected", metavar="NAME", help="Of a URL: expect what a recipe says.")
-@recipes_option
-@_expectation_options
+@options.recipes_option
+@options.packed("expectations", Expectations, *_OPTIONS)
 @flag("--serve", "is_started", help="Start the recipe first, stop it last.")
 @click.option("--weights", type=ANY_PATH, help="With --serve: folder of the weights.")
 @click.option("--draft", type=ANY_PATH, help="With --serve: the draft model's weights.")
 @flag("--restart", help="Restart the recipe's running server for the tests that need it.")
-@click.option("--no-restart", is_flag=True, hidden=True, help="Answers with the new name.")
-@engine_option
-@on_options
+@options.engine_option
+@options.on_options
 @click.option(
     "--up-to",
     type=click.Choice(RUNGS),
@@ -96,18 +71,8 @@ def _expectation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--keep", type=ANY_PATH, help="Folder for the result and every request and answer.")
 @click.option("--record", type=ANY_PATH, help="Record greedy answers as a baseline, and stop.")
 @click.option("--baseline", type=EXISTING_FILE, help="Compare with a recorded baseline.")
-@flag("--dry-run", help="Show what would be asked, and ask nothing.")
-@json_option
-@click.pass_obj
-def smoke(
-    workspace: Workspace,
-    /,
-    target: str,
-    is_started: bool,
-    no_restart: bool,
-    dry_run: bool,
-    as_json: bool,
-    **options: Any,
+def smoke_command(
+    workspace: Workspace, /, target: str, is_started: bool, as_json: bool, **options: Any
 ) -> None:
     """Prove what a served model answers: from one answer to many streams and the whole context.
 
@@ -118,18 +83,12 @@ def smoke(
     from SM120_API_KEY. The result is stated and signed: of a recipe beside its image, of a URL
     beside smoke.json, in the folder of --keep or in the store.
     """
-    if no_restart:
-        raise click.UsageError(
-            "--no-restart is what smoke does now: leave it out; --restart allows restarts"
-        )
     request = SmokeRequest(target, start=is_started, **options)
     loads = request.weights or request.draft
     if is_address(target) and (is_started or loads or request.on or request.restart):
         raise click.UsageError("--serve, --weights, --draft, --restart and --on are for a recipe")
     if not is_address(target) and (request.expected or (loads and not is_started)):
         raise click.UsageError("--recipe is for a URL; --weights and --draft are for --serve")
-    if dry_run:
-        return _show_plan(workspace, request, as_json)
 
     def show(result: SmokeResult, attempt: str | None) -> None:
         if as_json:
@@ -150,14 +109,3 @@ def smoke(
     done = app.smoke.smoke(workspace, request, show)
     if not isinstance(done, SmokeResult):
         click.echo(f"{request.record}: {log.count(len(done.answers), 'answer')} of {done.model}")
-
-
-def _show_plan(workspace: Workspace, request: SmokeRequest, as_json: bool) -> None:
-    plan, target = app.smoke.plan_smoke(workspace, request), request.target
-    if as_json:
-        checks, sizes = [row._asdict() for row in plan.checks], plan.sizes.model_dump(mode="json")
-        return say_json({"target": target, "checks": checks, "sizes": sizes, "dry_run": True})
-    rows = [[*r[:3], r.why or None] for r in plan.checks]
-    click.echo(log.table(["plan", "rung", "check", "why"], rows))
-    ending = f"Nothing was asked of {target}, and nothing was written"
-    click.echo("\n" + "\n".join([*plan.notes, ending]))

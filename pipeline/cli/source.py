@@ -11,28 +11,17 @@ from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.containers.box import KINDS
 from pipeline.artifacts.oci.reference import parse_repository
-from pipeline.cli.options import (
-    flag,
-    json_option,
-    key_option,
-    locking_dry_run_option,
-    mirror_option,
-    offline_option,
-    platform_option,
-    registry_options,
-)
+from pipeline.cli import options
+from pipeline.cli.options import flag, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.images.source.compiled import objects_text
-from pipeline.images.source.toolchain import NOT_HERE
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-@click.command("list")
-@json_option
-@click.pass_obj
-def list_sources(workspace: Workspace, as_json: bool) -> None:
+@query
+def source_list_command(workspace: Workspace, as_json: bool) -> None:
     """List the sources that can be compiled here, with their builds and times."""
     rows = app.sources.list_sources(workspace)
     if as_json:
@@ -41,7 +30,7 @@ def list_sources(workspace: Workspace, as_json: bool) -> None:
     click.echo(log.table(columns, [[str(row[c]) for c in columns] for row in rows]))
 
 
-@click.command("lock")
+@query
 @click.argument("names", metavar="[SOURCE]...", nargs=-1)
 @click.option(
     "--from",
@@ -49,10 +38,10 @@ def list_sources(workspace: Workspace, as_json: bool) -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Lock this archive instead of the one that the spec names a place of.",
 )
-@locking_dry_run_option
-@json_option
-@click.pass_obj
-def lock(workspace: Workspace, /, dry_run: bool, as_json: bool, **options: Any) -> None:
+@options.locking_dry_run_option
+def source_lock_command(
+    workspace: Workspace, /, dry_run: bool, as_json: bool, **options: Any
+) -> None:
     """Look up archives of sources and the digest of their files, and write their locks.
 
     Without SOURCE, of all. A lock names an archive by its hash and its files by one digest: the
@@ -67,10 +56,10 @@ def lock(workspace: Workspace, /, dry_run: bool, as_json: bool, **options: Any) 
     click.echo(log.table(columns, [[row[c] or "-" for c in columns] for row in rows]))
 
 
-@click.command("build")
+@query
 @click.argument("name", metavar="SOURCE")
 @click.argument("build", metavar="BUILD")
-@platform_option
+@options.platform_option
 @click.option(
     "--jobs",
     type=click.IntRange(0),
@@ -78,35 +67,17 @@ def lock(workspace: Workspace, /, dry_run: bool, as_json: bool, **options: Any) 
     help="Compilers to run at once (0: as memory allows).",
 )
 @click.option(
-    "--sandbox",
-    type=click.Choice(["auto", *KINDS]),
-    default="auto",
-    help="What the steps run in.",
-    show_default=True,
+    "--sandbox", type=click.Choice(["auto", *KINDS]), default="auto", help="What the steps run in."
 )
-@flag("--dry-run", help="Show what would be compiled and fetched.")
-@mirror_option
-@offline_option
-@json_option
-@click.pass_obj
-def build_source(
-    workspace: Workspace,
-    /,
-    name: str,
-    build: str,
-    platform: str | None,
-    dry_run: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+@options.mirror_option
+@options.offline_option
+def source_build_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Compile one build of a source into the store, without making an image of it.
 
     The steps run in the source's toolchain image without network. Objects are kept: an interrupted
     or slightly changed build goes on where it was. `sm120 source list` shows builds and times.
     """
-    if dry_run:
-        return _show_plan(workspace, name, build, platform, as_json)
-    tree, record = app.sources.build_source(workspace, name, build, platform=platform, **options)
+    tree, record = app.sources.build_source(workspace, **options)
     if as_json:
         return say_json({**tree.model_dump(), **record.model_dump()})
     rows = [
@@ -123,41 +94,14 @@ def build_source(
     click.echo(log.table([tree.source, tree.build], rows))
 
 
-def _show_plan(
-    workspace: Workspace, name: str, build: str, platform: str | None, as_json: bool
-) -> None:
-    done = app.sources.plan_source(workspace, name, build, platform=platform)
-    plan, known, archive = done.tree, done.layer, done.tree.lock.archive
-    n_bytes = sum(pin.size_bytes for pin in done.fetch)
-    if as_json:
-        row = {"source": plan.source.name, "build": plan.name, "platform": plan.platform}
-        minutes = 0 if known else plan.build.cpu_minutes
-        sizes = {"cpu_minutes": minutes, "fetch_files": len(done.fetch), "fetch_bytes": n_bytes}
-        layer = known.digest if known else None
-        rest = {"layer": layer, "not_here": done.not_here, "dry_run": True}
-        return say_json({**row, **sizes, **rest})
-    if known:
-        return click.echo(f"{plan.title} for {plan.platform} is compiled: {known.digest}")
-    if done.not_here:
-        click.echo(f"{done.not_here}.\n{NOT_HERE}\n")
-    layers = log.count(len(done.tools.missing), "layer")
-    rows = [
-        ["compile", f"{plan.build.cpu_minutes} CPU-minutes, for {plan.platform}"],
-        ["archive", f"{archive.file}, {log.size(archive.size_bytes)}"],
-        ["toolchain", f"{plan.toolchain.spec.name}, {layers} to build"],
-        ["fetch", f"{log.count(len(done.fetch), 'file')}, {log.size(n_bytes)}"],
-    ]
-    click.echo(log.table([plan.source.name, plan.name], rows))
-
-
-@click.command("export")
+@query
 @click.argument("name", metavar="SOURCE")
 @click.argument("build", metavar="BUILD")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@platform_option
-@json_option
-@click.pass_obj
-def export(workspace: Workspace, /, folder: Path, as_json: bool, **options: Any) -> None:
+@options.platform_option
+def source_export_command(
+    workspace: Workspace, /, folder: Path, as_json: bool, **options: Any
+) -> None:
     """Write the files of a compiled source into a folder, each with a signed statement.
 
     They are the same bytes as in images that include the source: `nccl_patched_library` of the
@@ -183,17 +127,15 @@ def export(workspace: Workspace, /, folder: Path, as_json: bool, **options: Any)
     click.echo(log.table(["file", "size", "sha256", "statement"], table))
 
 
-@click.command()
+@query
 @click.argument("name", metavar="SOURCE")
 @click.argument("build", metavar="BUILD")
 @click.argument("place", metavar="REGISTRY/REPO")
-@platform_option
-@key_option
+@options.platform_option
+@options.key_option
 @flag("--dry-run", help="Show what would be sent and send nothing.")
-@registry_options
-@json_option
-@click.pass_obj
-def publish(
+@options.registry_options
+def source_publish_command(
     workspace: Workspace,
     /,
     name: str,

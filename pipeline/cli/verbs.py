@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
-from pipeline.cli.names import Kind, complete_names
+from pipeline.cli.completion import Kind, complete_names
 from pipeline.core import log
 from pipeline.core.errors import UnknownName
 
@@ -28,14 +28,20 @@ class Verb(NamedTuple):
     begins: str = ""  # said before its module is loaded, where that takes seconds
 
 
-_PLAN = Verb("image:plan", "Show what a build would fetch and how much disk it needs.", "image")
-_BUILD = Verb("image:build", "Build images into the store: no Docker, no root.", "image")
-_LOAD = Verb("image_files:load", "Load a built image into Docker.", "image")
-_RENDER = Verb("recipe:render", "Print a recipe as the command or unit that runs it.", "recipe")
-_PUBLISH = Verb("registry:publish", "Push a built image and its evidence to a registry.", "image")
-_VERIFY = Verb("verify:verify", "Check the evidence of an image, a file or weights.")
-_SERVE = Verb("serve:serve", "Start a recipe's engine and wait until it answers.", "recipe")
-_DOCTOR = Verb("host:doctor", "Recognise known problems in logs and on this host.")
+_PLAN = Verb(
+    "image:plan_command", "Show what a build would fetch and how much disk it needs.", "image"
+)
+_BUILD = Verb("image:build_command", "Build images into the store: no Docker, no root.", "image")
+_LOAD = Verb("image_files:load_command", "Load a built image into Docker.", "image")
+_RENDER = Verb(
+    "recipe:render_command", "Print a recipe as the command or unit that runs it.", "recipe"
+)
+_PUBLISH = Verb(
+    "registry:publish_command", "Push a built image and its evidence to a registry.", "image"
+)
+_VERIFY = Verb("evidence:verify_command", "Check the evidence of an image, a file or weights.")
+_SERVE = Verb("serve:serve_command", "Start a recipe's engine and wait until it answers.", "recipe")
+_DOCTOR = Verb("host:doctor_command", "Recognise known problems in logs and on this host.")
 
 # in the order of a first day
 DAILY = {
@@ -44,129 +50,185 @@ DAILY = {
     "load": _LOAD,
     "render": _RENDER,
     "serve": _SERVE,
-    "smoke": Verb("smoke:smoke", "Prove what a served model answers, rung by rung.", "recipe"),
-    "report": Verb("report:report", "Show benchmark results as a page, PDF, Markdown or CSV."),
+    "smoke": Verb(
+        "smoke:smoke_command", "Prove what a served model answers, rung by rung.", "recipe"
+    ),
+    "report": Verb(
+        "report:report_command", "Show benchmark results as a page, PDF, Markdown or CSV."
+    ),
     "verify": _VERIFY,
     "publish": _PUBLISH,
     "doctor": _DOCTOR,
 }
 
 IMAGE = {
-    "list": Verb("image:list_images", "List the images, and which are locked and built."),
-    "new": Verb("image_files:new", "Write the spec of an image of your own."),
+    "list": Verb("image:image_list_command", "List the images, and which are locked and built."),
+    "new": Verb("image_files:image_new_command", "Write the spec of an image of your own."),
     "add-patch": Verb(
-        "image_files:add_patch", "Add a patch, from a diff or an edited file.", "image"
+        "image_files:image_add_patch_command",
+        "Add a patch, from a diff or an edited file.",
+        "image",
     ),
     "plan": _PLAN,
     "build": _BUILD,
-    "test": Verb("image:test_images", "Prove that images start, without a GPU.", "image"),
+    "test": Verb("image:image_test_command", "Prove that images start, without a GPU.", "image"),
     "load": _LOAD,
-    "export": Verb("image_files:export", "Write a built image as an OCI layout folder.", "image"),
+    "export": Verb(
+        "image_files:image_export_command", "Write a built image as an OCI layout folder.", "image"
+    ),
     "collect": Verb(
-        "image_files:collect", "Download all inputs for a machine without network.", "image"
+        "image_files:image_collect_command",
+        "Download all inputs for a machine without network.",
+        "image",
     ),
     "lock": Verb(
-        "image_files:lock", "Resolve exact versions and hashes; write the locks.", "image"
+        "image_files:image_lock_command",
+        "Resolve exact versions and hashes; write the locks.",
+        "image",
     ),
-    "rebuild": Verb("image:rebuild", "Build again from nothing and compare every byte.", "image"),
+    "rebuild": Verb(
+        "image:image_rebuild_command", "Build again from nothing and compare every byte.", "image"
+    ),
     "explain": Verb(
-        "image_files:explain", "Show which package or patch a file comes from.", "image"
+        "image_files:image_explain_command",
+        "Show which package or patch a file comes from.",
+        "image",
     ),
-    "files": Verb("image_files:files", "List the files of a built image.", "image"),
-    "cat": Verb("image_files:cat", "Print a file of a built image.", "image"),
-    "sources": Verb("image_files:sources", "Show where this machine downloads files from."),
-    "schema": Verb("image_files:schema", "Print the JSON schema of a file or statement."),
+    "files": Verb("image_files:image_files_command", "List the files of a built image.", "image"),
+    "cat": Verb("image_files:image_cat_command", "Print a file of a built image.", "image"),
+    "sources": Verb(
+        "image_files:image_sources_command", "Show where this machine downloads files from."
+    ),
+    "schema": Verb(
+        "image_files:image_schema_command", "Print the JSON schema of a file or statement."
+    ),
 }
 SOURCE = {
-    "list": Verb("source:list_sources", "List the sources, their builds and times."),
-    "lock": Verb("source:lock", "Look up archives of sources; write their locks."),
-    "build": Verb("source:build_source", "Compile a source into the store."),
-    "export": Verb("source:export", "Write a compiled source's files into a folder."),
-    "publish": Verb("source:publish", "Push a compiled source's layer to a registry."),
+    "list": Verb("source:source_list_command", "List the sources, their builds and times."),
+    "lock": Verb("source:source_lock_command", "Look up archives of sources; write their locks."),
+    "build": Verb("source:source_build_command", "Compile a source into the store."),
+    "export": Verb(
+        "source:source_export_command", "Write a compiled source's files into a folder."
+    ),
+    "publish": Verb(
+        "source:source_publish_command", "Push a compiled source's layer to a registry."
+    ),
 }
 GATE = {
-    "run": Verb("gate:run", "Judge an image: shared memory, numerics, machine code.", "image"),
-    "find": Verb("gate:find", "Find the case of a kernel, by name or by a traceback."),
-    "patches": Verb("gate:patches", "Judge whether each patch of an image is needed.", "image"),
-    "tune": Verb("gate:tune", "Rank other launch parameters for one gate case.", "image"),
+    "run": Verb(
+        "gate:gate_run_command", "Judge an image: shared memory, numerics, machine code.", "image"
+    ),
+    "find": Verb("gate:gate_find_command", "Find the case of a kernel, by name or by a traceback."),
+    "patches": Verb(
+        "gate:gate_patches_command", "Judge whether each patch of an image is needed.", "image"
+    ),
+    "tune": Verb(
+        "gate:gate_tune_command", "Rank other launch parameters for one gate case.", "image"
+    ),
 }
 WEIGHTS = {
-    "list": Verb("weights:list_sets", "List the weights that this checkout knows."),
-    "fit": Verb("fit:fit", "Calculate whether a model fits your GPUs."),
-    "lock": Verb("weights:lock_sets", "Look up the size and hash of every file."),
-    "fetch": Verb("weights:fetch_set", "Download locked weights and check every byte."),
-    "verify": Verb("weights:verify", "Check files against their lock; repair them."),
-    "scrub": Verb("weights:scrub", "Read some files again, for a nightly timer."),
-    "serve": Verb("weights:serve", "Serve weights to other machines as a Hub."),
-    "sign": Verb("weights:sign", "Sign a set in the model-signing format."),
-    "check-signature": Verb("weights:check_signature", "Check a model-signing signature."),
-    "attest": Verb("weights:attest", "State what a set is and how it was verified."),
+    "list": Verb("weights:weights_list_command", "List the weights that this checkout knows."),
+    "fit": Verb("fit:weights_fit_command", "Calculate whether a model fits your GPUs."),
+    "lock": Verb("weights:weights_lock_command", "Look up the size and hash of every file."),
+    "fetch": Verb("weights:weights_fetch_command", "Download locked weights and check every byte."),
+    "verify": Verb(
+        "weights:weights_verify_command", "Check files against their lock; repair them."
+    ),
+    "scrub": Verb("weights:weights_scrub_command", "Read some files again, for a nightly timer."),
+    "serve": Verb("weights:weights_serve_command", "Serve weights to other machines as a Hub."),
+    "sign": Verb("weights:weights_sign_command", "Sign a set in the model-signing format."),
+    "check-signature": Verb(
+        "weights:weights_check_signature_command", "Check a model-signing signature."
+    ),
+    "attest": Verb(
+        "weights:weights_attest_command", "State what a set is and how it was verified."
+    ),
 }
 RECIPE = {
-    "list": Verb("recipe:list_recipes", "List the recipes and what each rests on."),
-    "show": Verb("recipe:show", "Show a recipe with all that it extends.", "recipe"),
+    "list": Verb("recipe:recipe_list_command", "List the recipes and what each rests on."),
+    "show": Verb("recipe:recipe_show_command", "Show a recipe with all that it extends.", "recipe"),
     "render": _RENDER,
-    "flags": Verb("recipe:flags", "Show the flags that the engine of an image accepts.", "image"),
+    "flags": Verb(
+        "recipe:recipe_flags_command",
+        "Show the flags that the engine of an image accepts.",
+        "image",
+    ),
     "serve": _SERVE,
-    "status": Verb("serve:status", "Show what is served, and whether it is as built."),
-    "logs": Verb("serve:logs", "Print the log of a served recipe.", "recipe"),
-    "stop": Verb("serve:stop", "End a served recipe and remove its container.", "recipe"),
-    "attempts": Verb("serve:attempts", "Show what was tried, and how it went."),
+    "status": Verb(
+        "serve:recipe_status_command", "Show what is served, and whether it is as built."
+    ),
+    "logs": Verb("serve:recipe_logs_command", "Print the log of a served recipe.", "recipe"),
+    "stop": Verb(
+        "serve:recipe_stop_command", "End a served recipe and remove its container.", "recipe"
+    ),
+    "attempts": Verb("serve:recipe_attempts_command", "Show what was tried, and how it went."),
 }
 BENCH = {
     "run": Verb(
-        "bench:run",
+        "bench:bench_run_command",
         "Measure a served recipe or any server; the word may be left out.",
         "recipe",
         "Preparing to measure",
     ),
-    "list": Verb("bench:list_workloads", "List the workloads that are shipped."),
-    "compare": Verb("bench:compare", "Compare two results; a gate for CI."),
-    "attest": Verb("bench:attest", "State and sign the results of benchmarks."),
+    "list": Verb("bench:bench_list_command", "List the workloads that are shipped."),
+    "compare": Verb("bench:bench_compare_command", "Compare two results; a gate for CI."),
+    "attest": Verb("bench:bench_attest_command", "State and sign the results of benchmarks."),
 }
 HOST = {
-    "lock": Verb("hosts:lock", "Look up the exact packages that hosts get."),
-    "provision": Verb("hosts:provision", "Bring the hosts of an inventory to the lock."),
-    "verify": Verb("hosts:verify", "Prove that hosts have what their roles promise."),
-    "rollback": Verb("hosts:rollback", "Bring back the driver that worked last."),
-    "facts": Verb("host:facts", "Show what this host is: GPUs, driver, bus, kernel."),
-    "check": Verb("host:check", "Judge this host and test what its GPUs do."),
+    "lock": Verb("hosts:host_lock_command", "Look up the exact packages that hosts get."),
+    "provision": Verb(
+        "hosts:host_provision_command", "Bring the hosts of an inventory to the lock."
+    ),
+    "verify": Verb("hosts:host_verify_command", "Prove that hosts have what their roles promise."),
+    "rollback": Verb("hosts:host_rollback_command", "Bring back the driver that worked last."),
+    "facts": Verb("host:host_facts_command", "Show what this host is: GPUs, driver, bus, kernel."),
+    "check": Verb("host:host_check_command", "Judge this host and test what its GPUs do."),
     "doctor": _DOCTOR,
-    "tune-nccl": Verb("host:tune_nccl", "Measure NCCL settings and keep the best."),
-    "drift": Verb("host:drift", "Compare a host with its recorded facts."),
-    "outliers": Verb("host:outliers", "Find the host or GPU that differs from the rest."),
-    "attest": Verb("hosts:attest", "Sign recorded facts of hosts."),
+    "tune-nccl": Verb("host:host_tune_nccl_command", "Measure NCCL settings and keep the best."),
+    "drift": Verb("host:host_drift_command", "Compare a host with its recorded facts."),
+    "outliers": Verb(
+        "host:host_outliers_command", "Find the host or GPU that differs from the rest."
+    ),
+    "attest": Verb("hosts:host_attest_command", "Sign recorded facts of hosts."),
 }
 EVIDENCE = {
     "verify": _VERIFY,
-    "make": Verb("evidence:make", "State and sign what a built image is made of.", "image"),
-    "attest": Verb("evidence:attest", "Sign a statement about any file."),
-    "sbom": Verb("evidence:sbom", "Print the bill of materials of a built image.", "image"),
-    "new-key": Verb("evidence:new_key", "Make a key that signs evidence."),
-    "list-keys": Verb("evidence:list_keys", "List the trusted keys and what they may sign."),
-    "show-key": Verb("evidence:show_key", "Print a key's entry for a trust file."),
-    "trust-key": Verb("evidence:trust_key", "Believe somebody's public key from now on."),
-    "untrust-key": Verb("evidence:untrust_key", "Take a key out of a trust file again."),
+    "make": Verb(
+        "evidence:evidence_make_command", "State and sign what a built image is made of.", "image"
+    ),
+    "attest": Verb("evidence:evidence_attest_command", "Sign a statement about any file."),
+    "sbom": Verb(
+        "evidence:evidence_sbom_command", "Print the bill of materials of a built image.", "image"
+    ),
+    "new-key": Verb("evidence:evidence_new_key_command", "Make a key that signs evidence."),
+    "list-keys": Verb(
+        "evidence:evidence_list_keys_command", "List the trusted keys and what they may sign."
+    ),
+    "show-key": Verb("evidence:evidence_show_key_command", "Print a key's entry for a trust file."),
+    "trust-key": Verb(
+        "evidence:evidence_trust_key_command", "Believe somebody's public key from now on."
+    ),
+    "untrust-key": Verb(
+        "evidence:evidence_untrust_key_command", "Take a key out of a trust file again."
+    ),
 }
 REGISTRY = {
     "publish": _PUBLISH,
-    "pull": Verb("registry:pull", "Fetch an image by digest into an OCI layout folder."),
-    "tags": Verb("registry:tags", "List the tags of a repository."),
-    "clean": Verb("registry:clean", "Delete what no kept tag needs."),
+    "pull": Verb(
+        "registry:registry_pull_command", "Fetch an image by digest into an OCI layout folder."
+    ),
+    "tags": Verb("registry:registry_tags_command", "List the tags of a repository."),
+    "clean": Verb("registry:registry_clean_command", "Delete what no kept tag needs."),
 }
 STORE = {
-    "show": Verb("store:show", "Show how much the store holds."),
-    "check": Verb("store:check", "Read every file again and compare it with its hash."),
-    "trim": Verb("store:trim", "Remove what no built image needs."),
+    "show": Verb("store:store_show_command", "Show how much the store holds."),
+    "check": Verb(
+        "store:store_check_command", "Read every file again and compare it with its hash."
+    ),
+    "trim": Verb("store:store_trim_command", "Remove what no built image needs."),
 }
 
 
-# Commands of earlier versions, each with the command that does its work now.
-_REPLACED = {
-    "recipe products": "sm120 smoke RECIPE",
-    "source export-objects": "sm120 source publish SOURCE BUILD REGISTRY/REPO",
-    "source import-objects": "sm120 build IMAGE --layers-from REGISTRY/REPO",
-}
 # How alike a word and a verb of its own group are, so that verbs of other groups do not count.
 _NEAR = 0.7
 
@@ -194,7 +256,9 @@ class VerbGroup(click.Group):
         if cmd_name not in self.commands and cmd_name in self.verbs:
             # now and not at the top: `sm120 plan` need not load HTTP clients and key material
             module, _, function = self.verbs[cmd_name].where.partition(":")
-            self.add_command(getattr(import_module(f"pipeline.cli.{module}"), function), cmd_name)
+            loaded: click.Command = getattr(import_module(f"pipeline.cli.{module}"), function)
+            loaded.name = cmd_name
+            self.add_command(loaded)
         return self.commands.get(cmd_name)
 
     def resolve_command(
@@ -206,13 +270,10 @@ class VerbGroup(click.Group):
         if ctx.resilient_parsing and word in self.verbs and self.verbs[word].names:
             return word, _naming(ctx, self, args), args[1:]
         begins = self.verbs[word].begins if word in self.verbs else ""
-        # who asks for the help or a plan waits for nothing else
-        if begins and not ctx.resilient_parsing and not {"-h", "--help", "--dry-run"} & {*args}:
+        # who asks for the help waits for nothing else
+        if begins and not ctx.resilient_parsing and not {"-h", "--help"} & {*args}:
             log.say(begins)
         if not is_option and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
-            path = f"{ctx.command_path.partition(' ')[2]} {word}"
-            if path in _REPLACED:
-                ctx.fail(f"{path!r} was removed. Use `{_REPLACED[path]}`.")
             meant = " or ".join(f"`{each}`" for each in _meant(ctx, self, word))
             # click's own suggestion knows only verbs that are loaded, and no other group
             ctx.fail(f"No such command {word!r}." + (f" Did you mean {meant}?" if meant else ""))

@@ -13,31 +13,18 @@ import click
 
 from pipeline import app
 from pipeline.app.workspace import Workspace
-from pipeline.cli.options import (
-    ANY_PATH,
-    EXISTING_FILE,
-    EXISTING_FOLDER,
-    PLAIN_SIZE,
-    RATE,
-    flag,
-    jobs_option,
-    json_option,
-    key_option,
-    lock_check_option,
-    locking_dry_run_option,
-    offline_option,
-    trust_option,
-)
+from pipeline.cli import options
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, PLAIN_SIZE, RATE, command, flag, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.core.errors import WeightsDamaged
 
 if TYPE_CHECKING:
-    from pipeline.app.weights_hub import FetchPlan, LockedSet, ServedHub
+    from pipeline.app.weights_hub import LockedSet, ServedHub
     from pipeline.weights.disk.survey import FileFinding
     from pipeline.weights.model import WeightsSpec
 
-_folder = click.argument("folder", metavar="DIR", type=EXISTING_FOLDER)
+_folder = click.argument("folder", metavar="DIR", type=options.EXISTING_FOLDER)
 _set = click.option("--set", "name", help="Name of the set, where a Hub cache holds several.")
 _full = flag("--full", help="Read every file again, even with a receipt.")
 _signature = click.option(
@@ -47,10 +34,8 @@ _signature = click.option(
 )
 
 
-@click.command("list")
-@json_option
-@click.pass_obj
-def list_sets(workspace: Workspace, as_json: bool) -> None:
+@query
+def weights_list_command(workspace: Workspace, as_json: bool) -> None:
     """List the weights that this checkout knows, and which are locked."""
     rows = app.weights_hub.list_sets(workspace)
     if as_json:
@@ -61,7 +46,7 @@ def list_sets(workspace: Workspace, as_json: bool) -> None:
     click.echo(log.table(head, [[row.get(name) for name in head] for row in rows]))
 
 
-@click.command("lock")
+@query
 @click.argument("names", metavar="NAME|ORG/MODEL[@REVISION]|FOLDER...", nargs=-1)
 @click.option("--save", metavar="NAME", help="Also write a spec of this name, for ORG/MODEL.")
 @click.option(
@@ -73,11 +58,9 @@ def list_sets(workspace: Workspace, as_json: bool) -> None:
     metavar="PATTERN",
     help="Files to leave out, for --save. Repeatable.",
 )
-@locking_dry_run_option
-@lock_check_option
-@json_option
-@click.pass_obj
-def lock_sets(
+@options.locking_dry_run_option
+@options.lock_check_option
+def weights_lock_command(
     workspace: Workspace,
     names: tuple[str, ...],
     save: str | None,
@@ -197,7 +180,7 @@ def _show_lock(done: LockedSet, dry_run: bool) -> None:
     )
 
 
-@click.command("fetch")
+@query
 @click.argument("name", metavar="NAME|ORG/MODEL[@REVISION]")
 @click.option("--to", "folder", type=ANY_PATH, required=True, help="Folder for the files.")
 @flag("--hub-cache", help="Use the layout of the Hub's own cache; --to is that cache.")
@@ -210,7 +193,7 @@ def _show_lock(done: LockedSet, dry_run: bool) -> None:
 )
 @click.option("--limit-rate", type=RATE, help="Most bandwidth of all connections, such as 200MB/s.")
 # as JOBS of pipeline.weights.transfer.fetch, which would load the HTTP client
-@jobs_option("Parallel transfers.", most=64, default=8)
+@options.jobs_option("Parallel transfers.", most=64, default=8)
 @click.option(
     "--only", multiple=True, metavar="PATTERN", help="Fetch only matching files. Repeatable."
 )
@@ -218,10 +201,8 @@ def _show_lock(done: LockedSet, dry_run: bool) -> None:
     "--exclude", multiple=True, metavar="PATTERN", help="Leave out matching files. Repeatable."
 )
 @flag("--dry-run", help="Show what would be fetched, and write nothing.")
-@offline_option
-@json_option
-@click.pass_obj
-def fetch_set(
+@options.offline_option
+def weights_fetch_command(
     workspace: Workspace, /, name: str, dry_run: bool, as_json: bool, **options: Any
 ) -> None:
     """Download locked weights to a folder. A file appears there only when its hash is right.
@@ -236,7 +217,18 @@ def fetch_set(
     """
     request = app.weights_hub.FetchRequest(name, **options)
     if dry_run:
-        return _show_fetch(app.weights_hub.plan_set(workspace, request), as_json)
+        plan = app.weights_hub.plan_set(workspace, request)
+        place, files = plan.place, plan.files
+        n_bytes = sum(file.fetch_bytes for file in files)
+        if as_json:
+            lock, rows = place.lock, [file.model_dump() for file in files]
+            about = {"name": lock.name, "folder": str(place.snapshot), "commit": lock.commit}
+            return say_json({**about, "files": rows, "fetch_bytes": n_bytes})
+        table = [[f.path, log.size(f.size_bytes), f.state, log.size(f.fetch_bytes)] for f in files]
+        click.echo(log.table(["file", "size", "state", "to fetch"], table))
+        here = sum(file.size_bytes for file in files if file.state == "to be read")
+        more = f"; {log.size(here)} are here and would be read" if here else ""
+        return click.echo(f"{place.snapshot}: {log.size(n_bytes)} would be fetched{more}")
     done = app.weights_hub.fetch(workspace, request)
     place, statement = done.place, done.statement
     size = sum(pin.size_bytes for pin in done.brought)
@@ -260,28 +252,8 @@ def fetch_set(
         click.echo(f"statement: {statement.file}, {statement.state}")
 
 
-def _show_fetch(plan: FetchPlan, as_json: bool) -> None:
-    place, planned = plan.place, plan.files
-    n_bytes = sum(file.fetch_bytes for file in planned)
-    if as_json:
-        return say_json(
-            {
-                "name": place.lock.name,
-                "folder": str(place.snapshot),
-                "commit": place.lock.commit,
-                "files": [file.model_dump() for file in planned],
-                "fetch_bytes": n_bytes,
-            }
-        )
-    rows = [[f.path, log.size(f.size_bytes), f.state, log.size(f.fetch_bytes)] for f in planned]
-    click.echo(log.table(["file", "size", "state", "to fetch"], rows))
-    here = sum(file.size_bytes for file in planned if file.state == "to be read")
-    more = f"; {log.size(here)} are here and would be read" if here else ""
-    click.echo(f"{place.snapshot}: {log.size(n_bytes)} would be fetched{more}")
-
-
-@click.command()
-@click.argument("folder", metavar="DIR", type=EXISTING_FOLDER)
+@query
+@click.argument("folder", metavar="DIR", type=options.EXISTING_FOLDER)
 @click.option(
     "--lock", "lock_file", type=EXISTING_FILE, help="Lock file to use instead of its own."
 )
@@ -301,12 +273,10 @@ def _show_fetch(plan: FetchPlan, as_json: bool) -> None:
     metavar="FOLDER|URL",
     help="For --repair: folder or `weights serve` to ask first. Repeatable.",
 )
-@offline_option
-@jobs_option("Files to read in parallel [default: one for each core].", most=256)
-@trust_option
-@json_option
-@click.pass_obj
-def verify(
+@options.offline_option
+@options.jobs_option("Files to read in parallel [default: one for each core].", most=256)
+@options.trust_option
+def weights_verify_command(
     workspace: Workspace,
     /,
     wants_repair: bool,
@@ -367,19 +337,16 @@ def _show_findings(findings: Sequence[FileFinding]) -> None:
         click.echo(log.table(["problem", "file", "reason"], rows) + "\n")
 
 
-@click.command()
-@click.argument("folders", metavar="DIR...", type=EXISTING_FOLDER, nargs=-1, required=True)
+@query
+@click.argument("folders", metavar="DIR...", type=options.EXISTING_FOLDER, nargs=-1, required=True)
 @click.option(
     "--every-days",
     type=click.IntRange(1, 3650),
     default=30,
-    show_default=True,
     help="Days in which every file is read once.",
 )
 @click.option("--budget", type=PLAIN_SIZE, help="Begin no file after this much was read (500G).")
-@json_option
-@click.pass_obj
-def scrub(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
+def weights_scrub_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Read a part of the files from the disk, so that all are read every N days.
 
     Meant for a nightly timer: it runs at low priority and remembers what it has read.
@@ -400,14 +367,13 @@ def scrub(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     app.weights.require_whole(slices)
 
 
-@click.command()
-@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=EXISTING_FOLDER)
+@query
+@click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=options.EXISTING_FOLDER)
 # closed by default: the licences of many weights forbid to hand them on
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option(
     "--port",
     default=8080,
-    show_default=True,
     type=click.IntRange(0, 65535),
     help="Port to listen on; 0 takes a free one.",
 )
@@ -416,16 +382,13 @@ def scrub(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
 )
 @click.option("--tls-cert", type=EXISTING_FILE, help="Certificate (chain) for HTTPS, PEM.")
 @click.option("--tls-key", type=EXISTING_FILE, help="Key of the certificate, PEM.")
-@json_option
-@click.pass_obj
-def serve(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
+def weights_serve_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Serve folders of locked weights as a read-only Hub, until Ctrl-C.
 
     Clients set HF_ENDPOINT to the printed address. Only files of the locks are served, and each
     only while its bytes are proved: by the receipt of `weights verify`, or by a background check.
     """
-    request = app.weights_hub.HubRequest(**options)
-    if request.tls_key and not request.tls_cert:
+    if options["tls_key"] and not options["tls_cert"]:
         raise click.UsageError("--tls-key needs --tls-cert")
 
     def announce(hub: ServedHub) -> None:
@@ -449,10 +412,10 @@ def serve(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
                 " that"
             )
 
-    app.weights_hub.serve(workspace, request, announce)
+    app.weights_hub.serve(workspace, on_start=announce, **options)
 
 
-@click.command()
+@query
 @_folder
 @click.option(
     "--key", required=True, type=EXISTING_FILE, help="Private key, PEM [SM120_KEY_PASSPHRASE]."
@@ -460,9 +423,7 @@ def serve(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
 @_signature
 @_set
 @_full
-@json_option
-@click.pass_obj
-def sign(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
+def weights_sign_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Sign a whole set in the OpenSSF model-signing format.
 
     Files that a receipt vouches for are not read again. The stock tool accepts the signature:
@@ -485,7 +446,7 @@ def sign(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     )
 
 
-@click.command("check-signature")
+@query
 @_folder
 @click.option(
     "--public-key", required=True, type=EXISTING_FILE, help="Public key of the signer, PEM."
@@ -493,9 +454,7 @@ def sign(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
 @_signature
 @_set
 @_full
-@json_option
-@click.pass_obj
-def check_signature(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
+def weights_check_signature_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Check a folder against a model-signing signature, whoever made it."""
     done = app.weights.check_signature(workspace, **options)
     if as_json:
@@ -508,13 +467,12 @@ def check_signature(workspace: Workspace, /, as_json: bool, **options: Any) -> N
     )
 
 
-@click.command()
+@command
 @_folder
 @_set
 @_full
-@key_option
-@click.pass_obj
-def attest(
+@options.key_option
+def weights_attest_command(
     workspace: Workspace, folder: Path, name: str | None, full: bool, key_path: Path | None
 ) -> None:
     """Print what a set is and how it was verified, as an in-toto statement.

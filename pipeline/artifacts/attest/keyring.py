@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.core.errors import KeyInvalid
-from pipeline.core.files import read_at_most, read_plain, write_bytes
+from pipeline.core.files import read_at_most, write_bytes
 from pipeline.core.model import sha256_of
 
 DEFAULT = "default"  # names the key that signs, where there are several
@@ -18,7 +18,6 @@ DEFAULT = "default"  # names the key that signs, where there are several
 _NAME = re.compile(r"[a-z0-9][a-z0-9.+-]{0,79}")
 _PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\s+([A-Za-z0-9+/=\s]+?)-----END PUBLIC KEY-----\s*")
 _MOST_BYTES = 1 << 16
-_PRIVATE = (b"-----BEGIN PRIVATE KEY-----", b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
 
 
 def default_folder(environment: Mapping[str, str]) -> Path:
@@ -63,24 +62,6 @@ def own_public_keys(environment: Mapping[str, str]) -> list[Path]:
         return [path for path in public if path.with_suffix(".pem").is_file()]
     except (KeyInvalid, OSError):
         return []
-
-
-def made_pairs(folder: Path) -> list[tuple[Path, Path]]:
-    """The keys that `sm120 evidence new-key` made: both halves, in its form, of one key.
-
-    A certificate's key or another program's may be in the same folder, and is not ours to remove.
-    """
-    pairs = []
-    for private in sorted(folder.glob("*.pem")):
-        public = private.with_suffix(".pub")
-        try:
-            head = (read_plain(private, _MOST_BYTES) or b"").partition(b"\n")[0]
-        except OSError:
-            continue
-        is_ours = head in _PRIVATE and not private.is_symlink() and not public.is_symlink()
-        if is_ours and _NAME.fullmatch(private.stem) and public_id(public):
-            pairs.append((private, public))
-    return pairs
 
 
 def public_id(path: Path) -> str | None:

@@ -12,7 +12,7 @@ import re
 import tarfile
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from pipeline.artifacts.oci.tar_reader import BLOCK, END, MTIME, padding
 from pipeline.artifacts.store.store import Store
 from pipeline.core import log
 from pipeline.core.errors import ContainerRefused, DockerUnavailable, StoreDamaged
-from pipeline.core.model import NAME, Frozen, canonical_json
+from pipeline.core.model import canonical_json
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 _CHUNK_BYTES = 1 << 20
 # a daemon unpacks while it receives: an image of 10 GB takes minutes on a slow disk
 _LOAD_TIMEOUT_S = 3600
-# What `default_tag` and `moving_tag` make; other tools do not give such names. Podman puts a
-# registry before a name that has none.
-_OWN_TAG = re.compile(rf"((localhost|docker\.io)/)?sm120/{NAME}:([0-9a-f]{{12}}|latest)")
 _LOADED = re.compile(r"Loaded image(?: ID)?: (.+)")
 
 
@@ -94,23 +91,6 @@ def default_tag(name: str, digest: str) -> str:
     return f"sm120/{name}:{digest.removeprefix('sha256:')[:12]}"
 
 
-class LoadedTag(Frozen):
-    """A name that `sm120 load` or `sm120 serve` gave to an image in Docker or Podman."""
-
-    tag: str
-    size_bytes: int
-
-
-def own_tags_among(rows: Iterable[Mapping[str, Any]], names: str) -> list[LoadedTag]:
-    """Our tags in a list of images, each with its size and its names, as engines print it."""
-    sizes = {tag: row["Size"] for row in rows for tag in row.get(names) or ()}
-    return [
-        LoadedTag(tag=tag, size_bytes=int(size))
-        for tag, size in sorted(sizes.items())
-        if _OWN_TAG.fullmatch(tag)
-    ]
-
-
 def moving_tag(name: str) -> str:
     """The tag of whatever was loaded last: `docker run sm120/NAME` takes it."""
     return f"sm120/{name}:latest"
@@ -133,7 +113,6 @@ class Docker:
                 else docker.from_env(timeout=_LOAD_TIMEOUT_S)
             )
             self.client.ping()
-        self._is_here = place is None
 
     def image(self, identity: str) -> ImageFacts | None:
         from docker.errors import NotFound
@@ -182,24 +161,7 @@ class Docker:
             # one by one: containerd's image store takes but one name from an archive
             for tag in tags[1:]:
                 loaded.tag(*parse_repository_tag(tag))
-        # the list is for `sm120 uninstall`, which cleans this machine only
-        if self._is_here:
-            store.note_loaded(tags)
         return str(loaded.id)
-
-    def own_tags(self) -> list[LoadedTag]:
-        """The tags that are ours by their form; names that a user chose are not."""
-        return own_tags_among(self.client.api.images(), "RepoTags")
-
-    def untag(self, tag: str) -> str:
-        """Removes a tag, and with its last tag the image; why not, where a container needs it."""
-        from docker.errors import DockerException, ImageNotFound
-
-        try:
-            self.client.api.remove_image(tag)
-        except DockerException as error:
-            return "" if isinstance(error, ImageNotFound) else _reason(error)
-        return ""
 
     def create(self, arguments: ContainerArguments) -> str:
         from docker.types import DeviceRequest, Mount, Ulimit

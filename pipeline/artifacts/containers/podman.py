@@ -132,20 +132,6 @@ class Podman:
                 "Its reason is above; `podman info` shows whether it works for you.",
             )
 
-    def own_tags(self) -> list[docker.LoadedTag]:
-        """The tags that are ours by their form; names that a user chose are not."""
-        listed = self._run("images", "--format=json").stdout
-        try:
-            return docker.own_tags_among(json.loads(listed), "Names")
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise PodmanUnavailable("Podman's list of images cannot be read", _VERSIONS) from error
-
-    def untag(self, tag: str) -> str:
-        """Removes a tag, and with its last tag the image; why not, where a container needs it."""
-        done = self._run("rmi", tag, may_fail=True)
-        is_gone = not done.returncode or _is_unknown(done.stderr)
-        return "" if is_gone else _reason(done.stderr)
-
     def create(self, arguments: ContainerArguments) -> str:
         # no registry may answer for an image that the store has
         flags = ["--pull=never", *arguments.run_flags()]

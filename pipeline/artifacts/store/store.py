@@ -25,7 +25,7 @@ import os
 import stat
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,19 +210,6 @@ class Store:
     def need_space(self, n_bytes: int) -> None:
         """Stops before the first byte if the disk cannot hold what is coming."""
         files.need_space(self.root, n_bytes)
-
-    def note_loaded(self, tags: Iterable[str]) -> None:
-        """Records names that this store's images got in Docker, which other users may share."""
-        for tag in tags:
-            name = sha256_of(tag.encode()).removeprefix("sha256:")[:32]
-            self.write(self.root / "loaded" / name, tag.encode())
-
-    def loaded_tags(self) -> set[str]:
-        """Those names; images that other users loaded are not among them."""
-        with suppress(OSError):
-            paths = sorted((self.root / "loaded").iterdir())
-            return {(read_plain(path, 1000) or b"").decode(errors="replace") for path in paths}
-        return set()
 
     def write(self, path: Path, data: bytes) -> None:
         """Writes a small file whole; what a kill leaves of it lies in tmp/ and is swept."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.app.bench import changed
+from pipeline.serving.bench.plan import cells_of
 from pipeline.serving.bench.record import read_run
 from pipeline.serving.bench.workload import read_workload
 from tests.testbed.bench_faults import bench_server
@@ -49,36 +50,22 @@ def test_the_word_run_may_be_left_out(sm120: Command, tmp_path: Path) -> None:
 
 
 def test_options_may_come_before_the_target(sm120: Command, tmp_path: Path) -> None:
-    words = (*_SMALL, "--out", str(tmp_path / "out"), "--dry-run", "http://127.0.0.1:9")
-    assert "Nothing was asked" in sm120("bench", *words).out
+    words = (*_SMALL, "--out", str(tmp_path / "out"), "http://127.0.0.1:9")
+    assert sm120("bench", *words).error == "BenchUnanswered"
     wrong = sm120("bench", "--no-such-thing", "http://127.0.0.1:9")
     assert wrong.code == 2
     assert "--no-such-thing" in wrong.err
     assert "compare" in sm120("bench", "--help").out
 
 
-def test_a_dry_run_asks_nothing_and_writes_nothing(sm120: Command, tmp_path: Path) -> None:
-    with bench_server() as server:
-        words = ("bench", server.url, *_SMALL, "--repeats", "3", "--out", str(tmp_path / "out"))
-        plan = sm120(*words, "--dry-run", "--json").json
-        text = sm120(*words, "--dry-run").out
-        assert not server.world.connections
-    assert [(c["cell"], c["requests"], c["trials"], c["done"]) for c in plan["cells"]] == [
-        ("c2", 4, 3, 0)
-    ]
-    assert f"12 requests, and those that warm up each cell, to {server.url}\n" in text
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_dry_run_knows_what_an_earlier_run_did(sm120: Command, tmp_path: Path) -> None:
+def test_a_run_of_another_workload_in_the_folder_is_left_alone(
+    sm120: Command, tmp_path: Path
+) -> None:
     with bench_server() as server:
         words = ("bench", server.url, *_SMALL, *_FAST, "--out", str(tmp_path))
         assert sm120(*words).code == 0
-    before = (tmp_path / "quick" / "bench.json").read_bytes()
-    assert sm120(*words, "--dry-run", "--json").json["cells"][0]["done"] == 1
-    assert "0 requests, " in sm120(*words, "--dry-run").out
-    other = sm120(*words, "--dry-run", "--requests", "5")
-    assert other.error == "RunInvalid"
+        before = (tmp_path / "quick" / "bench.json").read_bytes()
+        assert sm120(*words, "--requests", "5").error == "RunInvalid"
     assert (tmp_path / "quick" / "bench.json").read_bytes() == before
 
 
@@ -146,8 +133,6 @@ def test_what_cannot_be_measured_is_said(
 ) -> None:
     done = sm120("bench", *words, "--out", str(tmp_path))
     assert done.code == code
-    # a dry run asks no server, and so does not find out that nobody answers
-    assert sm120("bench", *words, "--dry-run").code == (0 if code == 93 else code)
     assert not (tmp_path / "quick" / "bench.json").exists()
 
 
@@ -180,7 +165,6 @@ def test_repeats_leave_the_workloads_own_words() -> None:
     assert changed(quick, repeats=5, requests=7).summary == quick.summary
 
 
-def test_more_streams_than_requests_are_shown_as_what_they_are(sm120: Command) -> None:
-    words = ("--concurrency", "32", "--requests", "16", "--dry-run", "--json")
-    (cell,) = sm120("bench", "http://127.0.0.1:9", *words).json["cells"]
-    assert cell["cell"] == "c16"
+def test_more_streams_than_requests_are_shown_as_what_they_are() -> None:
+    (cell,) = cells_of(changed(read_workload("quick"), concurrency=[32], requests=16))
+    assert cell.name == "c16"

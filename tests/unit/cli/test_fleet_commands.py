@@ -202,7 +202,7 @@ def test_work_on_the_gpus_is_ended_only_where_the_user_says_so(
         return Played(2, ["n1"], [], [])
 
     monkeypatch.setattr("pipeline.app.hosts.stream_playbook", stream)
-    monkeypatch.setattr("pipeline.app.hosts.current_host_lock", lambda path, spec: None)
+    monkeypatch.setattr("pipeline.hosts.lock_model.current_host_lock", lambda path, spec: None)
     (tmp_path / "hosts.yml").touch()
     options = ["--even-if-busy"] if busy else []
     ended = sm120("--checkout", ROOT, "host", "provision", "-i", tmp_path / "hosts.yml", *options)

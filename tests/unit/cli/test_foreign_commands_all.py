@@ -122,7 +122,6 @@ ROWS: Mapping[str, Row] = {
     "store check": _OWN,
     "store show": _OWN,
     "store trim": _OWN,
-    "uninstall": _OWN,
     "verify": _FILE,
     "weights attest": Row("a folder of others", ("{folder}",)),
     "weights check-signature": Row("a folder", ("{folder}", "--public-key", "{text}")),

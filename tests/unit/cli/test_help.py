@@ -113,22 +113,6 @@ def test_a_mistyped_command_is_answered_with_the_nearest_one(
     assert ended.err.rstrip().endswith(f"Did you mean {meant}?")
 
 
-@pytest.mark.parametrize(
-    ("typed", "new"),
-    [
-        ("source export-objects DIR", "sm120 source publish SOURCE BUILD REGISTRY/REPO"),
-        ("source import-objects DIR", "sm120 build IMAGE --layers-from REGISTRY/REPO"),
-    ],
-)
-def test_a_removed_command_is_answered_with_the_one_that_does_its_work(
-    sm120: Command, typed: str, new: str
-) -> None:
-    ended = sm120(*typed.split())
-    assert ended.code == 2
-    assert ended.err.rstrip().endswith(f"was removed. Use `{new}`.")
-    assert complaint(new.split()) == ""
-
-
 @pytest.mark.parametrize("typed", ["xyzzy", "image xyzzy"])
 def test_a_word_that_is_near_to_no_command_gets_no_suggestion(sm120: Command, typed: str) -> None:
     ended = sm120(*typed.split())
@@ -155,7 +139,7 @@ def test_a_mistyped_option_is_answered_with_the_nearest_one(sm120: Command) -> N
 @pytest.mark.parametrize(
     ("typed", "answer"),
     [
-        ("uninstall --store x", "It stands before the command: `sm120 --store PATH uninstall`."),
+        ("plan --store x", "It stands before the command: `sm120 --store PATH plan`."),
         ("image list --debug", "It stands before the command: `sm120 --debug image list`."),
         ("build vllm -platform host", "No such option '-platform'. Did you mean '--platform'?"),
         ("build vllm -platform=host", "No such option '-platform'. Did you mean '--platform'?"),

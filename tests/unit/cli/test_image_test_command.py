@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.app import starts as start
+from pipeline.app import gate as start
 from pipeline.artifacts.store.store import default_root, open_store
 from pipeline.evidence.statements.evidence_set import evidence_folder
 from pipeline.images.gate.runs import Run, TestVerdict, read_runs

@@ -48,16 +48,6 @@ def test_names_that_are_given_are_all_it_gets(sm120: Command, loaded: list[list[
     assert loaded == [["mine:1"]]
 
 
-@pytest.mark.usefixtures("checkout")
-def test_a_dry_run_loads_nothing(sm120: Command, loaded: list[list[str]]) -> None:
-    (built,) = build_tiny(sm120, "--accept", "--json").json
-    ended = sm120("load", "tiny", "--dry-run")
-    assert ended.code == 0
-    assert f"would be {built['digest']} in Docker" in ended.out
-    assert sm120("load", "tiny", "--dry-run", "--json").json["dry_run"] is True
-    assert loaded == []
-
-
 @pytest.mark.parametrize(
     ("image", "want"),
     [

@@ -38,35 +38,28 @@ def test_an_image_is_published_listed_pulled_and_cleared(
     assert cleared[0]["gone"] == []
 
 
-def test_a_dry_run_of_a_pull_fetches_no_layers(
+def test_of_what_a_pull_finds_in_its_folder_only_what_is_damaged_comes_again(
     built: str, sm120: Command, door: Door, tmp_path: Path
 ) -> None:
     at, out = f"{door.host_port}/{PLACE}:v1", tmp_path / "out"
     sm120("publish", "tiny", at)
-    asked = len(door.asked)
-    plan = sm120("registry", "pull", at, out, "--dry-run", "--json").json
-    assert (plan["digest"], plan["dry_run"]) == (built, True)
-    assert not any("/blobs/" in each.path for each in door.asked[asked:])
-    assert not out.exists()
-    pulled = sm120("registry", "pull", at, out, "--json").json
-    assert plan["size_bytes"] == pulled["received_bytes"] > 0
-    # of what is there, only what is damaged comes again
+    assert sm120("registry", "pull", at, out, "--json").json["digest"] == built
     (first, *_) = sorted((out / "blobs" / "sha256").iterdir(), key=lambda p: -p.stat().st_size)
+    before = first.read_bytes()
     first.write_bytes(b"x")
-    text = sm120("registry", "pull", at, out, "--dry-run").out
-    assert f"{out}: {built}, 1 of " in text
-    assert text.endswith(" would be fetched\n")
-    assert first.read_bytes() == b"x"
+    again = sm120("registry", "pull", at, out, "--json").json
+    assert again["received_bytes"] == len(before)
+    assert first.read_bytes() == before
 
 
-def test_a_dry_run_of_a_pull_refuses_the_folder_that_a_pull_would_refuse(
+def test_a_pull_refuses_a_folder_that_holds_something_else(
     built: str, sm120: Command, door: Door, tmp_path: Path
 ) -> None:
     at = f"{door.host_port}/{PLACE}:v1"
     sm120("publish", "tiny", at)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.pdf").write_text("mine")
-    ended = sm120("registry", "pull", at, tmp_path / "out", "--dry-run")
+    ended = sm120("registry", "pull", at, tmp_path / "out")
     assert ended.error == "StoreUnwritable"
 
 

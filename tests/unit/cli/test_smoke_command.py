@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.app.recipes import is_address
+from pipeline.app.smoke import Expectations
 from pipeline.hosts.rules.issues import known_issues
 from pipeline.serving.smoke.ladder import LADDER
 from tests.testbed.model_faults import FAULTS
@@ -128,15 +130,34 @@ def test_what_cannot_be_climbed_is_refused_before_anything_is_sent(
         ("gpu1.lan", False),
     ],
 )
-def test_smoke_and_bench_take_the_same_words_for_an_address(
-    sm120: Command, target: str, is_server: bool
+def test_smoke_and_bench_take_the_same_words_for_an_address(target: str, is_server: bool) -> None:
+    assert is_address(target) is is_server
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("ftp://gpu1",), "InputInvalid"),
+        (("tiny-cpuu",), "UnknownRecipe"),
+        (("http://gpu1:8000", "--recipe", "nobody"), "UnknownRecipe"),
+        (("http://gpu1:8000", "--serve"), ""),
+        (("http://gpu1:8000", "--up-to", "stream"), ""),
+        (("tiny-cpu", "--on", "rig1", "--serve", "--weights", "here"), ""),
+    ],
+)
+def test_what_cannot_be_tested_is_refused_before_a_server_is_asked(
+    sm120: Command, words: tuple[str, ...], error: str
 ) -> None:
-    for verb in ("smoke", "bench"):
-        ended = sm120("--checkout", ROOT, verb, target, "--dry-run")
-        if is_server:
-            assert f"to {target}" in ended.out or f"of {target}" in ended.out
-        else:
-            assert ended.error == ("UnknownRecipe" if target == "gpu1.lan" else "")
+    ended = sm120("--checkout", ROOT, "smoke", *words)
+    assert ended.code != 0
+    # a mistake in the words themselves is click's
+    assert (ended.error, error or ended.code) == (error, error or 2)
+
+
+def test_what_was_typed_counts_before_the_plan_of_any_server() -> None:
+    plan = Expectations(text_only=True, streams=[1, 3], no_tools=True, contexts=[512]).plan(None)
+    assert (plan.text_only, plan.streams, plan.tools) == (True, [1, 3], False)
+    assert plan.served_tokens is None
 
 
 CLIMB = ("--no-quality", *SMALL, "--up-to", "first-answer")

@@ -136,14 +136,6 @@ def test_without_leave_nothing_is_restarted(world: World) -> None:
     assert world.engine.model.is_drafting
 
 
-def test_the_old_word_for_no_restarts_answers_with_the_new_one(world: World) -> None:
-    for words in ((), ("--serve",)):
-        ended = world.smoke("--no-restart", *words)
-        assert ended.code == 2
-        assert "--restart allows restarts" in ended.err
-    assert world.engine.created == []
-
-
 def test_a_draft_model_is_turned_on_last_and_stays_where_it_changes_nothing(world: World) -> None:
     world.recipe(speculation=DRAFTS)
     world.serve("--enable-eagle3")

@@ -102,7 +102,9 @@ def test_a_command_goes_by_the_name_it_is_listed_under(group: VerbGroup) -> None
 
 
 def test_a_command_is_loaded_once_and_an_unknown_one_not_at_all() -> None:
-    group = VerbGroup("weights", verbs={"verify": Verb("weights:verify", "Check files.")})
+    group = VerbGroup(
+        "weights", verbs={"verify": Verb("weights:weights_verify_command", "Check files.")}
+    )
     context = click.Context(group)
     assert group.commands == {}
     assert group.get_command(context, "verify") is group.get_command(context, "verify")

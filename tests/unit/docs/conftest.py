@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from pipeline.artifacts.attest.keyring import default_folder
-from pipeline.core.errors import DockerUnavailable
 from tests import makers
 from tests.compiled import COPYING, compiled_checkout
 from tests.docs.walks import World
@@ -103,24 +102,6 @@ def taker(compiler: World) -> World:
     shutil.copy(keys / "builder.pub", compiler.sm120.cwd)
     shutil.rmtree(keys)
     return World(compiler.sm120, {**compiler.names, "/home/you": os.environ["HOME"]})
-
-
-@pytest.fixture
-def used(demo: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
-    """A machine on which an image was built and a key made, without Docker and Podman."""
-
-    def refuse() -> None:
-        raise DockerUnavailable("Docker does not answer")
-
-    monkeypatch.setattr("pipeline.app.uninstall.connect", refuse)
-    monkeypatch.setattr("pipeline.app.uninstall.Podman.is_there", lambda: False)
-    demo.sm120("build", "demo", "--mirror", "parts", "--offline", "--accept")
-    demo.sm120("evidence", "new-key", "me")
-    (tmp_path / "lockfiles" / "tool").mkdir()
-    (tmp_path / "lockfiles" / "tool" / "run.txt").write_text("")
-    (tmp_path / ".nox" / "run").mkdir(parents=True)
-    (tmp_path / ".nox" / "run" / "locked").write_text("0" * 64)
-    return demo
 
 
 @pytest.fixture

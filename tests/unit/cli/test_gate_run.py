@@ -1,0 +1,56 @@
+"""`sm120 gate run` up to its first download, over the cases of this checkout."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.support import AMD64, ARM64, ROOT, Command
+
+RUN = ("--checkout", ROOT, "gate", "run")
+
+
+@pytest.fixture(autouse=True)
+def amd64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine that this runs on, whatever it is."""
+    for module in ("workspace", "gate"):
+        monkeypatch.setattr(f"pipeline.app.{module}.host_platform", lambda: AMD64)
+
+
+def said(sm120: Command, *words: str) -> str:
+    return sm120(*RUN, *words, "--offline").err
+
+
+def test_a_run_names_its_cases_and_what_it_fetches_before_it_does(sm120: Command) -> None:
+    text = said(sm120, "sglang-k2", "--platform", AMD64)
+    assert " cases of smem and " in text
+    assert " cases of numerics, " in text
+    assert " files to fetch, " in text
+
+
+def test_a_pattern_may_fit_cases_of_numerics_alone(sm120: Command) -> None:
+    for words in ((), ("--only", "numerics")):
+        text = said(sm120, "sglang-k2", "--case", "decode-gqa-cap*", *words)
+        assert "sglang-k2: 1 case of numerics, " in text
+    assert sm120(*RUN, "sglang-k2", "--case", "decode-gqa-cap*", "--only", "smem").code == 10
+
+
+def test_wheels_for_another_processor_are_not_known_before_an_index_is_asked(
+    sm120: Command,
+) -> None:
+    assert "would be looked up in the index" in said(sm120, "vllm", "--platform", ARM64)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("sglang-k2", "--case", "nope"), 10),
+        (("sglang-k2", "--series", "nope"), 10),
+        (("sglang-k2", "--arch", "sm_1"), 2),
+        (("llama-cpp-cpu",), 10),
+        (("nope",), 41),
+    ],
+)
+def test_what_cannot_be_judged_is_refused_before_anything_is_fetched(
+    sm120: Command, words: tuple[str, ...], code: int
+) -> None:
+    assert sm120(*RUN, *words).code == code
