@@ -19,7 +19,7 @@ from pipeline.core.sealed import UNSEALED
 from pipeline.images.assemble.image import Built
 from pipeline.images.assemble.plan import TreePlan, plan_image
 from pipeline.images.lock.model import ArchivePin, SourceLock, write_source_lock
-from pipeline.images.source.archive import unpack
+from pipeline.images.source.archive import unpack_source
 from pipeline.images.source.compiled import Compiler, compile_tree
 from pipeline.images.spec.checkout import Checkout
 from tests import makers
@@ -96,7 +96,7 @@ def lock_source(checkout: Checkout, archive: Path, name: str) -> None:
         sha256=sha256_of(data).removeprefix("sha256:"),
     )
     place = checkout.root.parent / f"unpacked-{archive.name}-{sha256_of(data)[7:15]}"
-    tree = unpack(archive, source.archive, place, archive.name)
+    tree = unpack_source(archive, source.archive, place, archive.name)
     lock = SourceLock(
         source=name,
         spec=source.lock_digest(),

@@ -28,7 +28,7 @@ from pipeline.artifacts.attest.cosign import (
 )
 from pipeline.artifacts.attest.keys import LocalSigner
 from pipeline.artifacts.attest.statement import read_statement
-from pipeline.artifacts.attest.strict import read_base64, read_json
+from pipeline.artifacts.attest.strict import read_base64, read_signed_json
 from pipeline.artifacts.attest.trust import read_trust
 from pipeline.artifacts.oci.document import read_document
 from pipeline.core.errors import PipelineError
@@ -145,7 +145,7 @@ class Fuzzer:
     def text(self) -> None:
         seed = self.dice.choice([s.dump() for s in self.world.statements.values()])
         data = mutate(seed, self.dice)
-        self._try("read_json", lambda: read_json(data, "it"))
+        self._try("read_json", lambda: read_signed_json(data, "it"))
         self._try("read_statement", lambda: read_statement(data, "it"))
 
     def base64(self) -> None:

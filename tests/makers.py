@@ -19,16 +19,16 @@ from pipeline.artifacts.oci.document import OCI_MANIFEST, Descriptor
 from pipeline.artifacts.oci.record import ImageRecord, Kind, LayerRecord, TitledLayer
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.model import sha256_of
-from pipeline.core.net.http import Client
-from pipeline.core.net.settings import Settings
+from pipeline.core.net.http import NetClient
+from pipeline.core.net.settings import NetworkSettings
 from pipeline.images.assemble import locked_layers as pinned
-from pipeline.images.assemble.image import Built, build_images
-from pipeline.images.assemble.layer import read_file
+from pipeline.images.assemble.image import Built, assemble_images
+from pipeline.images.assemble.layer import read_layer_file
 from pipeline.images.assemble.locked_layers import Counts
 from pipeline.images.assemble.plan import ImagePlan, plan_image
 from pipeline.images.fetch.inputs import Fetcher
 from pipeline.images.fetch.sources import Sources
-from pipeline.images.lock.model import BasePin, DebPin, ImageLock, WheelPin, sealed, write_lock
+from pipeline.images.lock.model import BasePin, DebPin, ImageLock, WheelPin, sealed_lock, write_lock
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import DebianSpec, ImageSpec
 from tests.testbed.deb_file import Item, write_deb
@@ -169,7 +169,7 @@ def make_checkout(root: Path, *images: Image) -> Checkout:
         spec = checkout.spec(image.name)
         base = locks[spec.parent].seal if spec.parent else None
         pins = [wheel_pin(p) for p in image.wheels], [deb_pin(p) for p in image.debs]
-        locks[image.name] = sealed(
+        locks[image.name] = sealed_lock(
             image.name, image.platform, spec.lock_digest(), base, *pins, image.base_image
         )
         write_lock(checkout.lock_path(image.name, image.platform), locks[image.name])
@@ -178,7 +178,7 @@ def make_checkout(root: Path, *images: Image) -> Checkout:
 
 def folder_fetcher(store: Store, mirror: Path) -> Fetcher:
     """A fetcher that knows one folder and no network."""
-    client = Client(Settings(indexes=(), mirrors=(str(mirror),)))
+    client = NetClient(NetworkSettings(indexes=(), mirrors=(str(mirror),)))
     return Fetcher(store, client, Sources(client), offline=True)
 
 
@@ -246,7 +246,7 @@ def build(
     plans = [plan_image(checkout, name, platform) for name in names]
     workers = nullcontext() if processes else mock.patch.object(pinned, "_workers", threads)
     with workers:
-        return build_images(
+        return assemble_images(
             checkout,
             store,
             plans,
@@ -282,7 +282,7 @@ def built_image(name: str, platform: str, digest: str) -> Built:
     spec = ImageSpec(
         name=name, summary="an image for tests", platforms=[platform], debian=DebianSpec()
     )
-    lock = sealed(name, platform, spec.lock_digest(), None, [], [])
+    lock = sealed_lock(name, platform, spec.lock_digest(), None, [], [])
     plan = ImagePlan(spec, platform, lock, (), None, {})
     return Built(plan, image_record(digest), cached=True)
 
@@ -301,5 +301,5 @@ def file_in_image(store: Store, built: Built, path: str) -> bytes | None:
             row = rows[row.target]
         if row is not None:
             blob = store.blob_path(layer.record.digest)
-            return read_file(blob, row) if row.kind == Kind.FILE else None
+            return read_layer_file(blob, row) if row.kind == Kind.FILE else None
     return None

@@ -27,17 +27,23 @@ from pipeline.core import errors, log
 from pipeline.core.files import sha256_of_file
 from pipeline.core.model import Digest
 from pipeline.core.net.wire import Address
-from pipeline.hosts.facts.drift import read_facts
+from pipeline.hosts.facts.drift import read_recorded_facts
 from pipeline.serving.bench.metrics import DEFINITIONS
-from pipeline.serving.bench.model import Inputs, Run
+from pipeline.serving.bench.model import BenchRun, Inputs
 from pipeline.serving.bench.place import runs_in
 from pipeline.serving.bench.record import read_run as read_run
 from pipeline.serving.bench.record import workload_digest
-from pipeline.serving.bench.results.compare import GATED, Comparison, GateRow, judge, read_side
-from pipeline.serving.bench.results.compare import compare as compare_sides
+from pipeline.serving.bench.results.compare import (
+    GATED,
+    BenchComparison,
+    GateRow,
+    judge_gate,
+    read_side,
+)
+from pipeline.serving.bench.results.compare import compare_runs as compare_sides
 from pipeline.serving.bench.results.recompute import require_as_measured
 from pipeline.serving.bench.runner import Bench, measure_in_turns
-from pipeline.serving.bench.server import Server
+from pipeline.serving.bench.server import MeasuredServer
 from pipeline.serving.bench.starts import Started, Starter, measure_starts
 from pipeline.serving.bench.workload import Fixed, Load, Workload, prompt_file, read_workload
 from pipeline.serving.recipe.model import Recipe
@@ -47,7 +53,7 @@ from pipeline.serving.serve.run import (
     attempts_of,
     find_served,
     new_attempt,
-    serve,
+    serve_launch,
     status_of,
 )
 
@@ -73,10 +79,12 @@ class BenchRequest:
     on: RemoteHost | None = None
 
 
-OnRun = Callable[[Run, Path, FileStatement], None]
+OnRun = Callable[[BenchRun, Path, FileStatement], None]
 
 
-def measure(workspace: Workspace, request: BenchRequest, on_run: OnRun | None = None) -> list[Run]:
+def measure_server(
+    workspace: Workspace, request: BenchRequest, on_run: OnRun | None = None
+) -> list[BenchRun]:
     """Measure a server by each workload, and state each run.
 
     `on_run` gets each run with its folder and its statement as soon as it is measured.
@@ -126,7 +134,7 @@ def measure(workspace: Workspace, request: BenchRequest, on_run: OnRun | None = 
     return runs
 
 
-def require_good(runs: Sequence[Run]) -> None:
+def require_good(runs: Sequence[BenchRun]) -> None:
     """Raise BenchVoid where a cell is void."""
     void = [
         f"{run.workload.name} {cell.cell.name}"
@@ -157,16 +165,18 @@ def chosen_workloads(
     named: Sequence[str] = request.names or [_DEFAULT]
     if recipe and not request.names:
         named = recipe.bench or [_TINY if recipe.model.tiny else _DEFAULT]
-    return recipe, {name: changed(read_workload(name), **request.changes) for name in named}
+    return recipe, {
+        name: changed_workload(read_workload(name), **request.changes) for name in named
+    }
 
 
 @contextmanager
 def _server_of(
     workspace: Workspace, recipe: Recipe | None, target: str, engine: Wanted, on: RemoteHost | None
-) -> Iterator[tuple[Server, ServedStatus | None]]:
+) -> Iterator[tuple[MeasuredServer, ServedStatus | None]]:
     """The server to measure for as long as the block lasts: an address, or a recipe's."""
     if recipe is None:
-        yield Server(Address.read(target), target, api_headers()), None
+        yield MeasuredServer(Address.read(target), target, api_headers()), None
         return
     with machine_of_all(workspace, on, engine) as (site, engines):
         store = workspace.store_to_read()
@@ -185,7 +195,7 @@ def _server_of(
                 f"Requests go through the SSH connection to {site.host}, which adds to each"
                 " latency: serve with --lan and measure the address to leave SSH out."
             )
-        yield Server(address, url, api_headers()), served
+        yield MeasuredServer(address, url, api_headers()), served
 
 
 def _inputs(
@@ -193,7 +203,7 @@ def _inputs(
 ) -> Inputs:
     digests: dict[str, Digest | None] = {"host": None}
     if host_facts:
-        read_facts(host_facts)  # any other file's digest would say nothing of a host
+        read_recorded_facts(host_facts)  # any other file's digest would say nothing of a host
         digests["host"] = sha256_of_file(host_facts)
     if begun:
         digests |= {
@@ -206,7 +216,7 @@ def _inputs(
     )
 
 
-def changed(
+def changed_workload(
     workload: Workload,
     *,
     concurrency: list[int] | None = None,
@@ -270,9 +280,9 @@ def _recipe_starter(
 
         def start() -> Started:
             with context.store.in_use():
-                served = serve(containers, context.store, job, new_attempt(job))
+                served = serve_launch(containers, context.store, job, new_attempt(job))
             url = served.url.removesuffix("/v1")
-            server = Server(Address.read(url), url, api_headers())
+            server = MeasuredServer(Address.read(url), url, api_headers())
             return Started(server, served.model, served.seconds)
 
         def is_served() -> bool:
@@ -306,7 +316,7 @@ def measure_two(
     workload = read_workload(workload_name).model_copy(update={"repeats": repeats})
     first, second = (
         Bench(
-            server=Server(Address.read(url), url, api_headers()),
+            server=MeasuredServer(Address.read(url), url, api_headers()),
             workload=workload,
             folder=out / side / workload.name,
             inputs=Inputs(workload=workload_digest(workload)),
@@ -320,7 +330,7 @@ def measure_two(
     return [first.folder, second.folder]
 
 
-def compare(
+def compare_results(
     first: Path,
     second: Path,
     least: float | None = None,
@@ -328,10 +338,10 @@ def compare(
     gate: bool = False,
     allow: float = 5.0,
     metrics: Sequence[str] = (),
-) -> tuple[Comparison, list[GateRow]]:
+) -> tuple[BenchComparison, list[GateRow]]:
     """What changed between two results; with `gate`, a verdict on each judged number."""
     comparison = compare_sides(read_side(first), read_side(second), least)
-    return comparison, judge(comparison, allow, metrics or GATED) if gate else []
+    return comparison, judge_gate(comparison, allow, metrics or GATED) if gate else []
 
 
 def require_metrics(names: Sequence[str]) -> None:
@@ -345,7 +355,7 @@ def require_metrics(names: Sequence[str]) -> None:
             )
 
 
-def require_no_worse(comparison: Comparison, rows: Sequence[GateRow]) -> None:
+def require_no_worse(comparison: BenchComparison, rows: Sequence[GateRow]) -> None:
     """Raise BenchWorse or BenchUndecided where the gate did not pass."""
     where = f"{comparison.second} against {comparison.first}"
     for verdict, error in (("worse", errors.BenchWorse), ("undecided", errors.BenchUndecided)):
@@ -355,7 +365,7 @@ def require_no_worse(comparison: Comparison, rows: Sequence[GateRow]) -> None:
             raise error(f"{where}: {first}")
 
 
-def attest(runs: Sequence[Path]) -> list[FileStatement]:
+def attest_results(runs: Sequence[Path]) -> list[FileStatement]:
     """State and sign results that were measured without a key."""
     signing, stated = Signing(), []
     # a path without a run goes on as it is: its error says what is missing

@@ -24,7 +24,7 @@ from pipeline.artifacts.registry.access import Access
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core import log
 from pipeline.core.errors import NotReproducible, OfflineMiss, StoreDamaged, UnknownImage
-from pipeline.images.assemble.image import Built, build_images
+from pipeline.images.assemble.image import Built, assemble_images
 from pipeline.images.assemble.plan import ImagePlan, TreePlan, Work, work_for
 from pipeline.images.fetch.base_settings import BaseSettings
 from pipeline.images.source.toolchain import why_not_here
@@ -93,7 +93,7 @@ class BuildPlan:
 OnJudged = Callable[["Staged"], None]
 
 
-def build(
+def build_images(
     workspace: Workspace, request: BuildRequest, on_judged: OnJudged | None = None
 ) -> BuildResult:
     """Build images, state what they are made of, and with `gated` run their gates.
@@ -115,7 +115,7 @@ def build(
 
     with store.in_use():
         compile_missing(checkout, store, plans, fetcher, offered)
-        built = build_images(
+        built = assemble_images(
             checkout, store, plans, fetcher, keep_inputs=request.keep_inputs, accept=request.accept
         )
         # a damaged record of gates is an error, unless gates run now and replace it
@@ -209,7 +209,7 @@ def _build_plan(
     return BuildPlan(plans, work, trees, taken, [*reasons.values()], store)
 
 
-def rebuild(
+def rebuild_image(
     workspace: Workspace,
     name: str,
     *,
@@ -222,7 +222,7 @@ def rebuild(
     bases: BaseSettings | None = None,
 ) -> Rebuilt:
     """Build an image again in an empty store, and compare every byte with the first build."""
-    from pipeline.evidence.statements.rebuilt import rebuild as build_again
+    from pipeline.evidence.statements.rebuilt import rebuild_and_compare as build_again
     from pipeline.images.fetch.inputs import make_fetcher
     from pipeline.images.source.objects import objects_folder
 

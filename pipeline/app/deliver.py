@@ -11,7 +11,7 @@ from pipeline.app.workspace import Workspace, named_platform, platforms_of
 from pipeline.artifacts.oci.layout import export_layout
 from pipeline.bootstrap import FOLDER
 from pipeline.core import log
-from pipeline.evidence.statements.evidence_set import kept
+from pipeline.evidence.statements.evidence_set import kept_envelopes
 from pipeline.images.assemble.image import Built
 from pipeline.images.fetch.base_settings import BaseSettings
 from pipeline.images.fetch.inputs import collect as collect_files
@@ -61,7 +61,7 @@ def export_image(
     checkout, store = workspace.checkout(), workspace.store_to_read()
     with store.in_use():
         built = find_image(checkout, store, name, platform)
-        evidence = kept(store, name, built.platform, built.digest)
+        evidence = kept_envelopes(store, name, built.platform, built.digest)
         export_layout(store, built.record, folder, evidence)
     return built
 

@@ -26,7 +26,7 @@ from pipeline.artifacts.attest.keyring import (
 from pipeline.artifacts.attest.names import KINDS
 from pipeline.artifacts.attest.predicates import MODELS
 from pipeline.artifacts.attest.statement import moment
-from pipeline.artifacts.attest.strict import read_json
+from pipeline.artifacts.attest.strict import read_signed_json
 from pipeline.artifacts.attest.trust import (
     TrustedKey,
     add_entry,
@@ -71,7 +71,7 @@ class ListedKey(NamedTuple):
     file: Path
 
 
-def state_image(
+def state_and_keep_image(
     workspace: Workspace,
     name: str,
     *,
@@ -90,11 +90,11 @@ def state_image(
     return ImageEvidence(built, statements)
 
 
-def attest(artifact: Path, kind: str, predicate: Path, key_path: Path | None = None) -> Path:
+def attest_file(artifact: Path, kind: str, predicate: Path, key_path: Path | None = None) -> Path:
     """Sign a statement about any file; returns where it is, next to the file."""
     # strict and bounded: what is signed must mean the same to every reader
     try:
-        body = read_json(read_bounded(predicate), predicate.name)
+        body = read_signed_json(read_bounded(predicate), predicate.name)
         return sign_file(artifact, kind, body, signer_of(key_path))
     except RecordInvalid as error:
         # the general hint is for evidence of others, these facts are the user's own
@@ -118,7 +118,7 @@ def bill_of_materials(
 def new_key(name: str, folder: Path | None = None, secret: str | None = None) -> NewKey:
     """Make a key (ECDSA P-256) that only its owner can read; never overwrites one."""
     require_key_name(name)
-    key = keys.new_key()
+    key = keys.make_private_key()
     path = (folder or default_folder(os.environ)) / f"{name}.pem"
     try:
         public = keys.write_key(path, key, secret.encode() if secret else None)

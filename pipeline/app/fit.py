@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pipeline.app.workspace import Workspace
-from pipeline.serving.fit.engine import Question, shown_bytes
-from pipeline.serving.fit.placement import Machine
+from pipeline.serving.fit.engine import FitQuestion, shown_bytes
+from pipeline.serving.fit.placement import FitMachine
 from pipeline.serving.fit.shape import Architecture
-from pipeline.serving.fit.source import HubModel, Source, find_source
+from pipeline.serving.fit.source import HubModel, ModelSource, find_source
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.model import merged_flags
 from pipeline.serving.serve.fits import question_of
 
 
-def find_model(workspace: Workspace, model: str) -> Source:
+def find_any_model(workspace: Workspace, model: str) -> ModelSource:
     """A model by the name of its weights, its repository, its folder or its file."""
 
     def ask_hub(repository: str, revision: str) -> HubModel:
@@ -25,8 +25,8 @@ def find_model(workspace: Workspace, model: str) -> Source:
 
 
 def as_served(
-    workspace: Workspace, source: Source, name: str, *, gpus: int, vram: int, ctx: int
-) -> tuple[str, Question] | None:
+    workspace: Workspace, source: ModelSource, name: str, *, gpus: int, vram: int, ctx: int
+) -> tuple[str, FitQuestion] | None:
     """The recipe that serves a model on such cards, and what it asks of them."""
     checkout = workspace.checkout_or_none()
     if checkout is None or not isinstance(source.model, Architecture):
@@ -41,8 +41,8 @@ def as_served(
     ]
     # the first one to try names what to try next
     for recipe in sorted(fitting, key=lambda r: (r.fallback is None, r.image is None)):
-        room = Machine(gpus, shown_bytes(vram), 0)
+        room = FitMachine(gpus, shown_bytes(vram), 0)
         question = question_of(merged_flags(recipe), source.model, room)
-        if isinstance(question, Question):
+        if isinstance(question, FitQuestion):
             return recipe.name, question.model_copy(update={"context": ctx})
     return None

@@ -19,7 +19,7 @@ from pipeline.artifacts.containers.container_engine import find_way
 from pipeline.artifacts.containers.sandbox import find_sandbox, require_isolation
 from pipeline.core import errors, log
 from pipeline.core.files import bounded_lines, opened_log
-from pipeline.core.net.http import Client
+from pipeline.core.net.http import NetClient
 from pipeline.core.net.settings import read_settings
 from pipeline.images.assemble.image import Built
 from pipeline.images.assemble.plan import ImagePlan, plan_image
@@ -27,10 +27,10 @@ from pipeline.images.engine.parser_flags import ParserFlags, find_parser_flags, 
 from pipeline.images.fetch.inputs import make_fetcher
 from pipeline.images.gate import patches, tracebacks
 from pipeline.images.gate.arch import ArchSpec, read_arch_spec
-from pipeline.images.gate.evidence import error_of, keep_evidence
+from pipeline.images.gate.evidence import gate_error, keep_evidence
 from pipeline.images.gate.files import has_cases, read_setup
 from pipeline.images.gate.numerics import read_numeric_cases
-from pipeline.images.gate.runs import Run
+from pipeline.images.gate.runs import ImageRun
 from pipeline.images.gate.smem.cases import read_gates
 from pipeline.images.gate.smem.engine import GateContext, WheelFinder, engine_pin, engine_work
 from pipeline.images.gate.smem.environment import EnvironmentFacts, environment_work
@@ -41,7 +41,7 @@ from pipeline.images.gate.smem.image_gate import (
     find_case,
     open_gate,
 )
-from pipeline.images.gate.smem.image_gate import tune as sweep
+from pipeline.images.gate.smem.image_gate import sweep_launches as sweep
 from pipeline.images.gate.smem.limits import Card, card_for
 from pipeline.images.gate.stage import GateRun, run_arch, run_numerics, run_smem
 from pipeline.images.start_test.expected import engine_of
@@ -85,7 +85,7 @@ class GateRequest:
 
 
 @dataclass(frozen=True)
-class Judged:
+class GateResults:
     """Every gate that ran, and the error that follows from the first that failed."""
 
     runs: list[GateRun]
@@ -111,7 +111,7 @@ def make_gate_context(
         # made when they are first needed: most gates find everything in the store
         lambda: make_fetcher(store, mirrors, offline),
         # reading pip's settings starts a process
-        lambda: WheelFinder(Client(read_settings(mirrors))),
+        lambda: WheelFinder(NetClient(read_settings(mirrors))),
     )
 
 
@@ -137,7 +137,7 @@ def run_gates(
     kernels_only: bool = False,
     mirrors: tuple[str, ...] = (),
     offline: bool = False,
-) -> Judged:
+) -> GateResults:
     """Judge whether an image runs on its card, and state the result; no GPU is needed."""
     signing, built, arch_spec = Signing(), None, None
     runs: list[GateRun] = []
@@ -162,11 +162,11 @@ def run_gates(
     error: errors.PipelineError | None = None
     # every gate has run by now, also after one that failed
     for each in runs:
-        if request.asks_for(each.evidence.gate) and (error := error_of(name, each.evidence)):
+        if request.asks_for(each.evidence.gate) and (error := gate_error(name, each.evidence)):
             if request.unpatched and checkout.series(spec).patches:
                 error.hint = "The image is built with patches: leave --unpatched out to judge them."
             break
-    return Judged(runs, built, arch_spec, error)
+    return GateResults(runs, built, arch_spec, error)
 
 
 def _judge_kernels(context: GateContext, request: GateRequest, signing: Signing) -> list[GateRun]:
@@ -296,7 +296,7 @@ def judge_all_patches(
     return JudgedPatches(verdicts, opened.environment.facts, missing, error)
 
 
-def tune(
+def tune_case(
     workspace: Workspace,
     name: str,
     case: str,
@@ -355,7 +355,7 @@ def find_cases(
     return cases, errors.CaseNotFound(message)
 
 
-Results = dict[Built, Run]
+Results = dict[Built, ImageRun]
 
 
 def prove_starts(

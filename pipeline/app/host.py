@@ -17,17 +17,17 @@ from pipeline.app.statements import without_statements
 from pipeline.app.workspace import Workspace
 from pipeline.core import errors, log
 from pipeline.core.files import bounded_lines, opened_log, write_bytes
-from pipeline.hosts.facts.drift import Difference, compare, read_facts
-from pipeline.hosts.facts.gather import gather
+from pipeline.hosts.facts.drift import Difference, compare_facts, read_recorded_facts
+from pipeline.hosts.facts.gather import gather_facts
 from pipeline.hosts.facts.model import HostFacts
-from pipeline.hosts.facts.redact import redact as redact_capture
+from pipeline.hosts.facts.redact import redact_facts as redact_capture
 from pipeline.hosts.facts.source import Capture, read_capture
 from pipeline.hosts.fleet.verify import HostResult
-from pipeline.hosts.probes.runner import ProbeReport, read_rows, run_in_image, run_probes
+from pipeline.hosts.probes.runner import ProbeReport, read_probe_rows, run_in_image, run_probes
 from pipeline.hosts.probes.tune import Setting, Tuning, plan, sweep, workloads
-from pipeline.hosts.rules.issues import Finding, findings, match_lines, match_rules
-from pipeline.hosts.rules.judge import judge
-from pipeline.hosts.rules.outliers import Comparison, find_outliers
+from pipeline.hosts.rules.issues import IssueFinding, issue_findings, match_lines, match_rules
+from pipeline.hosts.rules.judge import judge_rules
+from pipeline.hosts.rules.outliers import FleetComparison, find_outliers
 from pipeline.images.gate.tracebacks import KnownKernel, Overrun, TracebackReader, known_kernels
 
 _STDIN = Path("-")
@@ -62,18 +62,20 @@ def capture_of(root: Path | None, *, redacted: bool = False) -> Capture:
     return redact_capture(capture) if redacted else capture
 
 
-def facts_of(root: Path | None, *, redacted: bool = False, name: str | None = None) -> HostFacts:
+def read_host_facts(
+    root: Path | None, *, redacted: bool = False, name: str | None = None
+) -> HostFacts:
     """This machine's facts, or those of a captured one."""
-    return gather(capture_of(root, redacted=redacted), name)
+    return gather_facts(capture_of(root, redacted=redacted), name)
 
 
 def drift(
     old: Path, new: Path | None = None, root: Path | None = None
 ) -> tuple[list[Difference], errors.HostDrifted | None]:
     """What changed since facts were recorded; and the error that follows."""
-    before = read_facts(old)
-    after = read_facts(new) if new else facts_of(root, name=before.host)
-    differences = compare(before, after)
+    before = read_recorded_facts(old)
+    after = read_recorded_facts(new) if new else read_host_facts(root, name=before.host)
+    differences = compare_facts(before, after)
     # that a field can be read now which could not be before is no drift
     bad = [d for d in differences if d.kind != "gained"]
     if not bad:
@@ -85,10 +87,10 @@ def drift(
 
 def outliers(
     files: Sequence[Path], checks: Sequence[Path] = ()
-) -> tuple[Comparison, errors.HostOutlier | None]:
+) -> tuple[FleetComparison, errors.HostOutlier | None]:
     """The host or GPU that differs from the rest; and the error that follows."""
     files = without_statements(files)
-    hosts = {f.stem: read_facts(f) for f in files}
+    hosts = {f.stem: read_recorded_facts(f) for f in files}
     if len(hosts) != len(files):
         raise errors.FactsUnreadable(
             "two of the files have the same name", "Name each after its host."
@@ -98,7 +100,7 @@ def outliers(
             f"{log.count(len(files), 'host')}, but {log.count(len(checks), 'check')}",
             "Give --checks once for each host, in the same order.",
         )
-    probes = {f.stem: read_rows(c) for f, c in zip(files, checks, strict=False)}
+    probes = {f.stem: read_probe_rows(c) for f, c in zip(files, checks, strict=False)}
     result = find_outliers(hosts, probes)
     if not result.outliers:
         return result, None
@@ -107,7 +109,7 @@ def outliers(
     return result, errors.HostOutlier(message)
 
 
-def check(
+def check_host(
     root: Path | None = None,
     *,
     cuda: str | None = None,
@@ -117,7 +119,7 @@ def check(
     arguments: Sequence[str] = (),
 ) -> tuple[HostResult, ProbeReport | None]:
     """Judge a host by rules over its facts, then test what its GPUs do."""
-    judged = judge(facts_of(root), cuda) if rules else []
+    judged = judge_rules(read_host_facts(root), cuda) if rules else []
     answer = None
     # a capture has no GPUs that could be tested
     if functions and root is None:
@@ -170,7 +172,7 @@ def tune_nccl(
 class Diagnosis(NamedTuple):
     """Known issues, and what the gates know about kernels that need too much shared memory."""
 
-    issues: list[Finding]
+    issues: list[IssueFinding]
     kernels: list[tuple[Overrun, list[KnownKernel] | None]]  # none: no checkout to look in
 
 
@@ -188,7 +190,7 @@ def diagnose(
         capture = read_capture(root)
         # either may be closed to users, or already have dropped the line
         texts = {name: capture.output(name) for name in ("dmesg", "journal")}
-        matches.append(match_rules(judge(gather(capture))))
+        matches.append(match_rules(judge_rules(gather_facts(capture))))
         matches += [
             match_lines(name, text.splitlines())
             for name, text in texts.items()
@@ -197,12 +199,12 @@ def diagnose(
     overruns = reader.overruns
     checkout = workspace.checkout_or_none() if overruns else None
     if checkout is None:
-        return Diagnosis(findings(matches), [(each, None) for each in overruns])
+        return Diagnosis(issue_findings(matches), [(each, None) for each in overruns])
     store = workspace.store_to_read()
     known: list[tuple[Overrun, list[KnownKernel] | None]] = [
         (each, known_kernels(checkout, store, each)) for each in overruns
     ]
-    return Diagnosis(findings(matches), known)
+    return Diagnosis(issue_findings(matches), known)
 
 
 def piped_log() -> tuple[Path, ...]:

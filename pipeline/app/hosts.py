@@ -16,19 +16,19 @@ from pipeline.app.signing import Signing, signer_of
 from pipeline.app.statements import FileStatement, sign_file, state_host, without_statements
 from pipeline.app.workspace import Workspace
 from pipeline.core import errors, log
-from pipeline.core.net.http import Client
+from pipeline.core.net.http import NetClient
 from pipeline.core.net.settings import read_settings
 from pipeline.core.sealed import read_or_none
 from pipeline.hosts import lock_model
-from pipeline.hosts.facts.drift import Difference, read_facts
+from pipeline.hosts.facts.drift import Difference, read_recorded_facts
 from pipeline.hosts.facts.summary import summarise
 from pipeline.hosts.fleet.playbook import promises_of, stream_playbook
 from pipeline.hosts.fleet.promised import Promised, Roles
 from pipeline.hosts.fleet.verify import (
     FleetResult,
-    VerifyOptions,
+    HostVerifyOptions,
+    host_record_path,
     keep_records,
-    record_path,
     verify_fleet,
 )
 from pipeline.hosts.lock import lock_target, read_package_index, refused_key
@@ -131,7 +131,7 @@ class Fleet:
             yield arguments
 
 
-class HostChanges(NamedTuple):
+class HostRunResult(NamedTuple):
     """What a run changed on a host, and the statement about its record."""
 
     host: str
@@ -150,16 +150,16 @@ class PlayMode:
 
 
 @dataclass(frozen=True)
-class Played:
+class PlaybookResult:
     """What a playbook changed on each host, and the error it ended with."""
 
-    hosts: list[HostChanges]
+    hosts: list[HostRunResult]
     error: errors.ProvisionFailed | None
 
 
 def provision(
     workspace: Workspace, fleet: Fleet, mode: PlayMode, tags: Sequence[str] = ()
-) -> Played:
+) -> PlaybookResult:
     """Bring the hosts of an inventory to what is locked."""
     fleet.require_inventories()
     checkout = workspace.checkout()
@@ -169,7 +169,7 @@ def provision(
     return _play(workspace, fleet, "site.yml", [*mode.more, *chosen], mode)
 
 
-def rollback(workspace: Workspace, fleet: Fleet, mode: PlayMode) -> Played:
+def rollback(workspace: Workspace, fleet: Fleet, mode: PlayMode) -> PlaybookResult:
     """Bring hosts back to the driver that worked last."""
     fleet.require_inventories()
     return _play(workspace, fleet, "rollback.yml", mode.more, mode)
@@ -177,7 +177,7 @@ def rollback(workspace: Workspace, fleet: Fleet, mode: PlayMode) -> Played:
 
 def _play(
     workspace: Workspace, fleet: Fleet, playbook: str, more: Sequence[str], mode: PlayMode
-) -> Played:
+) -> PlaybookResult:
     """Run a playbook over a fleet, and keep and state what each host was before and after."""
     # first of all: a named key that cannot sign must not be found out after a reboot of all hosts
     signing, records = Signing(), fleet.records_folder
@@ -199,18 +199,20 @@ def _play(
     if played.code != 0:
         alone = "The hosts were not verified; `sm120 host verify` does that alone."
         error = errors.ProvisionFailed(played.summary, "" if mode.dry_run else alone)
-    return Played(hosts, error)
+    return PlaybookResult(hosts, error)
 
 
-def record_changes(folder: Path, signing: Signing) -> list[HostChanges]:
+def record_changes(folder: Path, signing: Signing) -> list[HostRunResult]:
     """Keep and state what a run recorded of each host."""
     return [
-        HostChanges(each.host, each.changes, state_host(record_path(folder, each.host), signing))
+        HostRunResult(
+            each.host, each.changes, state_host(host_record_path(folder, each.host), signing)
+        )
         for each in keep_records(folder)
     ]
 
 
-def verify_hosts(workspace: Workspace, fleet: Fleet, asked: VerifyOptions) -> FleetResult:
+def verify_hosts(workspace: Workspace, fleet: Fleet, asked: HostVerifyOptions) -> FleetResult:
     """Ask Ansible what was promised, and the hosts what they have; reads only."""
     checkout = workspace.checkout()
     fleet.require_inventories()
@@ -261,11 +263,13 @@ def require_verified(result: FleetResult) -> None:
         raise errors.HostUnknown("not everything could be judged")
 
 
-def attest(files: Sequence[Path], key_path: Path | None = None) -> list[Path]:
+def attest_hosts(files: Sequence[Path], key_path: Path | None = None) -> list[Path]:
     """Sign host records or facts; returns the statements, each next to its file."""
     signer = signer_of(key_path)
     return [
-        sign_file(path, "host-facts", summarise(read_facts(path)).model_dump(mode="json"), signer)
+        sign_file(
+            path, "host-facts", summarise(read_recorded_facts(path)).model_dump(mode="json"), signer
+        )
         for path in without_statements(files)
     ]
 
@@ -307,7 +311,7 @@ def lock_host(
             "Choose one of its targets, or add this one.",
         )
     with log.step(f"Locking the packages of {target}"):
-        read = partial(read_below, Client(read_settings()), [address])
+        read = partial(read_below, NetClient(read_settings()), [address])
         try:
             index = read_package_index(read, keyring, target.partition("/")[2], suite, components)
         except errors.SourceUnreachable as error:

@@ -12,9 +12,9 @@ from pipeline.artifacts.attest.strict import plain
 from pipeline.artifacts.store.store import Store
 from pipeline.core import log
 from pipeline.core.errors import PipelineError
-from pipeline.evidence.statements.evidence_set import folder_of
+from pipeline.evidence.statements.evidence_set import statements_folder
 from pipeline.evidence.statements.stated import (
-    Problem,
+    SigningProblem,
     Stated,
     find_stated,
     sign_stated,
@@ -22,7 +22,7 @@ from pipeline.evidence.statements.stated import (
 )
 from pipeline.images.assemble.image import Built, find_built
 from pipeline.images.assemble.plan import ImagePlan, plan_image
-from pipeline.images.gate.runs import Run, keep_runs
+from pipeline.images.gate.runs import ImageRun, keep_runs
 from pipeline.images.spec.checkout import Checkout
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def state_images(
             # stated anew rather than signed as it is: what our key signs was computed here
             stated = state_image(checkout, store, built, signing.signers)
         signed = signing.state(stated.signed_by)
-        done[built] = ImageStatements(built.name, folder_of(store, built), stated, signed)
+        done[built] = ImageStatements(built.name, statements_folder(store, built), stated, signed)
     return done
 
 
@@ -67,7 +67,7 @@ def state_gates(checkout: Checkout, store: Store, plan: ImagePlan, signing: Sign
 
 
 def state_runs(
-    checkout: Checkout, store: Store, built: Built, runs: Sequence[Run], signing: Signing
+    checkout: Checkout, store: Store, built: Built, runs: Sequence[ImageRun], signing: Signing
 ) -> None:
     """Keep what running an image has just proved, good or bad, and state it."""
     now = {run.about: run for run in keep_runs(store, built, runs)}
@@ -98,7 +98,7 @@ def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: 
             return f"not signed: the checkout has changed since (`sm120 build {name}`)"
         with store.in_use():
             # an image that was built before there were statements
-            if not folder_of(store, built).is_dir():
+            if not statements_folder(store, built).is_dir():
                 stated = state_image(checkout, store, built, [signer])
                 return f"{log.count(len(stated.statements), 'statement')} made and signed"
             wrong = sign_stated(checkout, store, built, signer)
@@ -110,6 +110,6 @@ def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: 
     first, why = next(iter(wrong.items()))
     # made by us and wrong: stating it again is safe; a person looks at what others made
     fix = f"`sm120 evidence make {name}` replaces it"
-    if why is Problem.UNSIGNED_FOREIGN:
-        fix = f"look at it in {folder_of(store, built)}, and remove it"
+    if why is SigningProblem.UNSIGNED_FOREIGN:
+        fix = f"look at it in {statements_folder(store, built)}, and remove it"
     return f"not signed: {plain(first)} {why.value} ({fix})".replace("\n", " ")

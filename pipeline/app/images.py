@@ -38,7 +38,7 @@ def plans_of(checkout: Checkout, names: tuple[str, ...], platform: str | None) -
 
 def find_image(checkout: Checkout, store: Store, name: str, platform: str | None) -> Built:
     """An image that was built from today's checkout, or an error that names the fix."""
-    spec = spec_of(checkout, name)
+    spec = image_spec(checkout, name)
     plan = plan_image(checkout, name, pick_platform(spec, platform))
     # by the plan and not by name: an image of an older lock is not the one that was asked for
     built = find_built(store, plan)
@@ -51,7 +51,7 @@ def find_image(checkout: Checkout, store: Store, name: str, platform: str | None
     return built
 
 
-def spec_of(checkout: Checkout, name: str) -> ImageFile:
+def image_spec(checkout: Checkout, name: str) -> ImageFile:
     """The spec of an image by its name; a folder that was exported is none."""
     try:
         return checkout.spec(name)
@@ -81,7 +81,7 @@ def _which(spec: ImageFile, platform: str) -> str:
 
 def find_images(checkout: Checkout, store: Store, name: str, platform: str | None) -> list[Built]:
     """An image for the chosen platform, or for all that it was ever built for."""
-    spec = spec_of(checkout, name)
+    spec = image_spec(checkout, name)
     chosen = platforms_of(spec, platform)
     # built once and changed since is an error: left out, a name would quietly lose a platform
     known = [each for each in chosen if store.image_record(name, each) is not None]
@@ -118,16 +118,16 @@ def list_images(workspace: Workspace) -> list[dict[str, Any]]:
     return rows
 
 
-def explain(workspace: Workspace, name: str, path: str, platform: str | None = None) -> Origin:
+def explain_file(workspace: Workspace, name: str, path: str, platform: str | None = None) -> Origin:
     """Where a file of a built image comes from: which wheel, .deb, source or patch."""
-    from pipeline.evidence.statements.inventory import explain as find_origin
+    from pipeline.evidence.statements.inventory import file_origin as find_origin
 
     checkout, store = workspace.checkout(), workspace.store_to_read()
     with store.in_use():
         return find_origin(checkout, store, find_image(checkout, store, name, platform), path)
 
 
-def list_files(
+def list_image_files(
     workspace: Workspace, name: str, path: str = "/", platform: str | None = None
 ) -> list[FoundFile]:
     """The files of a built image: those of a folder, or all that a pattern matches."""
@@ -136,7 +136,9 @@ def list_files(
         return list_inside(store, find_image(checkout, store, name, platform), path)
 
 
-def read_file(workspace: Workspace, name: str, path: str, platform: str | None = None) -> bytes:
+def read_image_file(
+    workspace: Workspace, name: str, path: str, platform: str | None = None
+) -> bytes:
     """A file of a built image, as a container sees it."""
     checkout, store = workspace.checkout(), workspace.store_to_read()
     with store.in_use():

@@ -24,7 +24,7 @@ from pipeline.images.engine.parser_flags import (
 )
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import ImageSpec
-from pipeline.serving.recipe.container import LOOPBACK, Target
+from pipeline.serving.recipe.container import LOOPBACK, LaunchTarget
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import (
     Overrides,
@@ -36,9 +36,9 @@ from pipeline.serving.recipe.launch import (
 from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.recipe.parser import require_known_flags
 from pipeline.serving.recipe.render.formats import CONTAINED, client_settings, render_env
-from pipeline.serving.recipe.render.formats import render as render_launch
+from pipeline.serving.recipe.render.formats import render_launch as render_launch
 from pipeline.serving.serve.weights import tiny_weights
-from pipeline.weights.model import WeightsLock, current_lock
+from pipeline.weights.model import WeightsLock, current_weights_lock
 from pipeline.weights.place import new_place, user_cache
 
 
@@ -144,7 +144,7 @@ def _lock(workspace: Workspace, name: str | None) -> WeightsLock | None:
     if checkout is None or name is None:
         return None
     try:
-        return current_lock(checkout, name)
+        return current_weights_lock(checkout, name)
     except (errors.LockUnusable, errors.WeightsUnknown):
         return None
 
@@ -305,7 +305,7 @@ class Rendered(NamedTuple):
     text: Callable[[], str]
 
 
-def render(workspace: Workspace, request: RenderRequest) -> Rendered:
+def render_recipe(workspace: Workspace, request: RenderRequest) -> Rendered:
     """A recipe as a command, a unit, a Compose file, Kubernetes objects or settings."""
     from pipeline.artifacts.containers.docker import default_tag
 
@@ -357,7 +357,7 @@ def render(workspace: Workspace, request: RenderRequest) -> Rendered:
             "detached": request.detach,
             "claim": request.claim,
         }
-        return render_launch(launch, Target.model_validate(body), form)
+        return render_launch(launch, LaunchTarget.model_validate(body), form)
 
     return Rendered(launch.model_dump(mode="json"), text)
 

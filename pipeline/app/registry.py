@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.app.images import find_images, spec_of
+from pipeline.app.images import find_images, image_spec
 from pipeline.app.workspace import Workspace, named_platform
 from pipeline.artifacts.attest.keys import find_signer
 from pipeline.artifacts.oci.document import Document
-from pipeline.artifacts.oci.reference import Reference, parse_reference, parse_repository
+from pipeline.artifacts.oci.reference import ImageReference, parse_reference, parse_repository
 from pipeline.artifacts.registry.access import Access
 from pipeline.artifacts.registry.client import RegistryClient
 from pipeline.artifacts.registry.pull import Pulled, plan_pull, pull_layout, resolve
@@ -20,15 +20,15 @@ from pipeline.core import log
 from pipeline.core.errors import PublishRefused, ReferenceInvalid
 from pipeline.evidence.publish.attachment import file_attachment
 from pipeline.evidence.publish.evidence import make_bundle
-from pipeline.evidence.publish.gc import Plan, plan_gc, run_gc
+from pipeline.evidence.publish.gc import CleanPlan, plan_gc, run_gc
 from pipeline.evidence.publish.known import KnownRepository
-from pipeline.evidence.publish.publish import Order, Published, make_shipment, rehearse
-from pipeline.evidence.publish.publish import publish as publish_image
-from pipeline.images.gate.state import gate_state, how_far, require_gates
+from pipeline.evidence.publish.publish import Published, PublishOrder, make_shipment, rehearse
+from pipeline.evidence.publish.publish import push_with_evidence as publish_image
+from pipeline.images.gate.state import gate_state, passed_steps, require_gates
 
 
 @contextmanager
-def open_registry(reference: Reference, access: Access) -> Iterator[Repository]:
+def open_registry(reference: ImageReference, access: Access) -> Iterator[Repository]:
     """A repository, with the logins and CAs that this machine has for it."""
     client = RegistryClient(reference, access)
     try:
@@ -69,7 +69,7 @@ def list_tags(place: str, access: Access, jobs: int = 4) -> list[tuple[str, Docu
         return list(zip(names, manifests, strict=True))
 
 
-def clean(
+def clean_repository(
     workspace: Workspace,
     places: Sequence[str],
     patterns: Sequence[str],
@@ -77,7 +77,7 @@ def clean(
     delete: bool = False,
     access: Access | None = None,
     jobs: int = 4,
-) -> list[Plan]:
+) -> list[CleanPlan]:
     """Find the manifests that no kept tag and no evidence needs; with `delete`, delete them."""
     store, plans = workspace.store(), []
     for reference in [parse_repository(place) for place in places]:
@@ -119,7 +119,7 @@ def publish(
     """
     reference = parse_reference(place)
     checkout, store = workspace.checkout(), workspace.store()
-    spec, reason = spec_of(checkout, name), force_ungated
+    spec, reason = image_spec(checkout, name), force_ungated
     if reason is not None:
         reason = " ".join(reason.split())
         if not reason or not reason.isprintable() or len(reason) > _MOST_REASON:
@@ -158,12 +158,12 @@ def publish(
             recorder = None if dry_run else signer
             bundle = make_bundle(checkout, store, built, recorder, bad, reason or "", at, spdx=spdx)
         with open_registry(reference, access or Access()) as repository:
-            order = Order(
+            order = PublishOrder(
                 shipment=shipment,
                 repository=repository,
                 tag=tag,
                 gates=states,
-                proved=[how_far(store, *each) for each in zip(built, states, strict=True)],
+                proved=[passed_steps(store, *each) for each in zip(built, states, strict=True)],
                 bundle=bundle,
                 attachments=chosen,
                 ungated_reason=reason,

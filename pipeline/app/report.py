@@ -18,10 +18,10 @@ from pipeline.core import log
 from pipeline.core.errors import StoreUnusable
 from pipeline.core.files import sha256_of_file, write_bytes
 from pipeline.evidence.verify.chain import Judge
-from pipeline.evidence.verify.evidence import beside, gather
-from pipeline.evidence.verify.runs import Behind, judge_run
+from pipeline.evidence.verify.evidence import beside, gather_envelopes
+from pipeline.evidence.verify.runs import Behind, judge_bench_run
 from pipeline.evidence.verify.verdict import Node
-from pipeline.hosts.facts.drift import read_facts
+from pipeline.hosts.facts.drift import read_recorded_facts
 from pipeline.serving.bench.place import RUN_FILE, is_run, run_folder, runs_in
 from pipeline.serving.report.build import all_references, fitting, named_reference, report_data
 from pipeline.serving.report.findings import WRONG
@@ -30,9 +30,9 @@ from pipeline.serving.report.from_run import read_foreign_data, read_run_data
 from pipeline.serving.report.model import EvidenceLink, ReportData, RunData
 from pipeline.serving.report.page import render_page, report_statement
 from pipeline.serving.report.pdf import print_pdf
-from pipeline.serving.report.redact import redact
+from pipeline.serving.report.redact import redact_report
 from pipeline.serving.report.text import render_csv, render_markdown
-from pipeline.serving.serve.attempts import stamp
+from pipeline.serving.serve.attempts import attempt_time
 from pipeline.serving.serve.run import attempts_of
 
 _FORMATS: dict[str, Callable[[ReportData], bytes]] = {
@@ -78,7 +78,7 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
     behind, named = Behind(store, (*request.folders, Path.cwd())), request.named_runs()
     read = [_read(path, request.log_path, judge, behind) for path in named]
     if request.host_path is not None:
-        facts, digest = read_facts(request.host_path), sha256_of_file(request.host_path)
+        facts, digest = read_recorded_facts(request.host_path), sha256_of_file(request.host_path)
         for at, run in enumerate(read):
             its = next((link.digest for link in run.evidence if link.name == "host facts"), None)
             # facts of other hosts are refused; a run that names none is believed
@@ -97,10 +97,10 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
         read,
         references,
         attempts_of(store).read().attempts if read and store else [],
-        made=stamp(datetime.now(UTC)),
+        made=attempt_time(datetime.now(UTC)),
         title=request.title,
     )
-    data = redact(data) if request.is_redacted else data
+    data = redact_report(data) if request.is_redacted else data
     for target in request.targets:
         if target.suffix == ".pdf":
             with log.step(f"Printing {target}"):
@@ -124,7 +124,7 @@ def _with_known_host(run: RunData, path: Path, behind: Behind) -> RunData:
         for file in islice(sorted(place.glob("*.json")), _MOST_FILES):
             is_small = file.is_file() and file.stat().st_size <= _MOST_LOG_BYTES
             if is_small and sha256_of_file(file) == named:
-                return with_host(run, read_facts(file))
+                return with_host(run, read_recorded_facts(file))
     return run
 
 
@@ -136,7 +136,7 @@ def _read(path: Path, log_path: Path | None, judge: Judge, behind: Behind) -> Ru
     folder = run_folder(path)
     within = Behind(behind.store, (*behind.folders, folder, folder.parent))
     with log.step(f"Checking {path}"):
-        walked = judge_run(folder, gather(beside(folder / RUN_FILE)), judge, within)
+        walked = judge_bench_run(folder, gather_envelopes(beside(folder / RUN_FILE)), judge, within)
     links = evidence_links(run.evidence, walked.node.children)
     for link in links:
         if link.state in WRONG:

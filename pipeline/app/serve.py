@@ -45,8 +45,8 @@ from pipeline.serving.serve.attempts import START_S, Attempt, ServeOptions
 from pipeline.serving.serve.fits import model_in, plan_fit
 from pipeline.serving.serve.host_nccl import HostNccl, with_host_nccl, with_nccl_of
 from pipeline.serving.serve.run import (
-    Job,
     ServedStatus,
+    ServeJob,
     attempts_of,
     find_among,
     new_attempt,
@@ -54,8 +54,8 @@ from pipeline.serving.serve.run import (
     preflight,
     status_of,
 )
-from pipeline.serving.serve.run import serve as serve_job
-from pipeline.serving.serve.run import stop as stop_container
+from pipeline.serving.serve.run import serve_launch as serve_job
+from pipeline.serving.serve.run import stop_container as stop_container
 from pipeline.serving.serve.site import HERE, Site, find_there, platform_of, tunnel_of
 from pipeline.serving.serve.start import STOP_S, Served
 from pipeline.weights.model import kept_locks
@@ -137,7 +137,7 @@ class StartPlan:
     command: list[str]
 
 
-def serve(
+def serve_recipe(
     workspace: Workspace, request: ServeRequest, *, with_fallback: bool = False
 ) -> ServedRecipe:
     """Start a recipe's engine in a container, and wait until it answers.
@@ -211,7 +211,7 @@ def served_now(
         return [row for each in engines for row in status_of(each, store, site)], titles(engines)
 
 
-def read_log(
+def follow_log(
     workspace: Workspace,
     recipe: str,
     *,
@@ -226,7 +226,7 @@ def read_log(
         yield from containers.output(facts.id, follow=follow, tail=tail)
 
 
-def stop(
+def stop_recipes(
     workspace: Workspace,
     recipes: tuple[str, ...] = (),
     *,
@@ -317,7 +317,7 @@ def folder_on(on: RemoteHost | None, folder: Path | None, option: str) -> str | 
     return str(folder.resolve())
 
 
-def make_job(context: ServeContext, recipe: Recipe, after: str | None = None) -> Job:
+def make_job(context: ServeContext, recipe: Recipe, after: str | None = None) -> ServeJob:
     """One start of a recipe."""
     checkout, options, tunnel = context.checkout, context.options, tunnel_of(context.site)
     if recipe.image is None:
@@ -359,7 +359,7 @@ def make_job(context: ServeContext, recipe: Recipe, after: str | None = None) ->
         gates = gate_state(context.store, built.plan.spec, built, has_patches=has_patches)
     if recipe.hardware.cards:
         fit = plan_fit(recipe, overrides, model_in(recipe, weights, checkout))
-    return Job(
+    return ServeJob(
         recipe=recipe,
         launch=with_nccl,
         port=with_nccl.port,

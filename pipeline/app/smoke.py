@@ -41,26 +41,26 @@ from pipeline.core.known import Unknown
 from pipeline.core.model import sha256_of
 from pipeline.core.net.wire import Address
 from pipeline.evidence.statements.results import run_predicate
-from pipeline.hosts.rules.issues import findings, match_rungs
+from pipeline.hosts.rules.issues import issue_findings, match_rungs
 from pipeline.images.gate.runs import OUTPUTS, RESULT
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import speculates
 from pipeline.serving.recipe.model import Recipe
-from pipeline.serving.serve.attempts import Begun, ServeOptions, new_id, stamp
+from pipeline.serving.serve.attempts import Begun, ServeOptions, attempt_time, new_id
 from pipeline.serving.serve.run import (
     ServedStatus,
     attempts_of,
     find_served,
-    kept,
+    kept_attempt,
     new_attempt,
     recipe_digest,
-    serve,
+    serve_launch,
     status_of,
-    stop,
+    stop_container,
 )
 from pipeline.serving.serve.site import HERE
 from pipeline.serving.serve.start import STOP_S, restart
-from pipeline.serving.smoke.client import Client, Gone, Unsound
+from pipeline.serving.smoke.client import ChatClient, Gone, Unsound
 from pipeline.serving.smoke.ladder import LADDER, as_run, climb, keep_climb
 from pipeline.serving.smoke.model import THINKING_TOKENS, SmokePlan, SmokeResult, plan_for, quick
 from pipeline.serving.smoke.rungs.answers import run_in_sandbox
@@ -70,7 +70,7 @@ from pipeline.serving.smoke.rungs.speculation import SPECULATION
 from pipeline.serving.smoke.session import (
     Baseline,
     Rung,
-    Session,
+    SmokeSession,
     read_baseline,
     record_baseline,
     write_baseline,
@@ -82,7 +82,7 @@ CONTEXT_STEPS = (65_536, 98_304, 131_072, 262_144)
 
 
 @dataclass(frozen=True)
-class Expectations:
+class SmokeExpectations:
     """What the user expects of a server in place of what its recipe says."""
 
     model: str | None = None
@@ -135,7 +135,7 @@ class SmokeRequest:
     target: str  # a recipe or an address
     expected: str | None = None  # of an address: the recipe that says what to expect
     folders: tuple[Path, ...] = ()  # recipes of the user's own
-    expectations: Expectations = field(default_factory=Expectations)
+    expectations: SmokeExpectations = field(default_factory=SmokeExpectations)
     start: bool = False  # start the recipe first and stop it last
     weights: Path | None = None
     draft: Path | None = None
@@ -157,9 +157,11 @@ class SmokeRequest:
         # nobody else uses a server that was started for this test alone
         return self.restart or self.start
 
-    def session(self, address: Address, plan: SmokePlan) -> Session:
+    def session(self, address: Address, plan: SmokePlan) -> SmokeSession:
         """A test that has not begun."""
-        session = Session(Client(address, plan.limits, api_headers()), plan, run_in_sandbox)
+        session = SmokeSession(
+            ChatClient(address, plan.limits, api_headers()), plan, run_in_sandbox
+        )
         session.baseline = read_baseline(self.baseline) if self.baseline else None
         return session
 
@@ -208,7 +210,7 @@ def _smoke_address(
     signing, url = Signing(), request.target
     session = request.session(Address.read(url), request.expectations.plan(recipe))
     begun = smoke_attempt(recipe) if recipe else None
-    with kept(attempts_of(workspace.store()), begun, "passed") if begun else nullcontext():
+    with kept_attempt(attempts_of(workspace.store()), begun, "passed") if begun else nullcontext():
         result = _climbed(request, session, url, show, begun)
         if isinstance(result, SmokeResult):
             try:
@@ -253,7 +255,7 @@ def _smoke_recipe(
         session.why_no_restart = session.why_no_drafting = "only with --restart"
     begun = server.attempt()
     try:
-        with kept(attempts_of(server.context.store), begun, "passed"):
+        with kept_attempt(attempts_of(server.context.store), begun, "passed"):
             result = _climbed(request, session, server.url, show, begun)
             if isinstance(result, SmokeResult):
                 _state_recipe(server, recipes, session, result, signing)
@@ -274,7 +276,7 @@ def _smoke_recipe(
 
 
 def _climbed(
-    request: SmokeRequest, session: Session, url: str, show: OnResult, begun: Begun | None
+    request: SmokeRequest, session: SmokeSession, url: str, show: OnResult, begun: Begun | None
 ) -> SmokeResult | Baseline:
     """Run the rungs, and keep and show the result; or record a baseline instead."""
     log.say(f"Climbing at {url}")
@@ -298,7 +300,7 @@ def _climbed(
     return result
 
 
-def _require_passed(result: SmokeResult, session: Session) -> None:
+def _require_passed(result: SmokeResult, session: SmokeSession) -> None:
     if result.verdict == "passed":
         return
     if not any(e.status for e in session.client.exchanges):
@@ -308,7 +310,7 @@ def _require_passed(result: SmokeResult, session: Session) -> None:
     first = failed[0]
     error = errors.SmokeFailed(f"{result.url}: {rung.name}: {first.name}: {first.message[:300]}")
     matches = match_rungs([(rung.name, f"{c.name}: {c.message}") for c in failed])
-    issues = [finding.issue for finding in findings([matches])]
+    issues = [finding.issue for finding in issue_findings([matches])]
     for issue in issues:
         log.say(
             f"  {issue.id}: {issue.title}\n    {issue.cause}\n    see {', '.join(issue.sources)}"
@@ -319,7 +321,11 @@ def _require_passed(result: SmokeResult, session: Session) -> None:
 
 
 def _state_recipe(
-    server: RecipeServer, recipes: Recipes, session: Session, result: SmokeResult, signing: Signing
+    server: RecipeServer,
+    recipes: Recipes,
+    session: SmokeSession,
+    result: SmokeResult,
+    signing: Signing,
 ) -> None:
     """Keep and state a result, good or bad; only of an image that this checkout builds."""
     checkout, store, recipe = server.context.checkout, server.context.store, server.recipe
@@ -374,9 +380,9 @@ def serve_longest(
                 # the first answer, and needles in a text of the whole context
                 changes = {"contexts": [tokens], "served_tokens": None}
                 plan = plan_for(recipe).model_copy(update={**changes, "model": server.status.model})
-                client = Client(server.address(), plan.limits, api_headers())
-                session = Session(client, plan, run_in_sandbox)
-                with kept(attempts_of(context.store), server.attempt(), "passed"):
+                client = ChatClient(server.address(), plan.limits, api_headers())
+                session = SmokeSession(client, plan, run_in_sandbox)
+                with kept_attempt(attempts_of(context.store), server.attempt(), "passed"):
                     log.say(f"Testing {recipe.name} with {tokens} tokens at {server.url}")
                     result = asyncio.run(climb(session, server.url, (FIRST, LENGTH)))
                     if failures := result.failures():
@@ -426,7 +432,7 @@ class RecipeServer:
         near = Address.read(f"http://127.0.0.1:{self.status.port}")
         return replace(near, socket=door) if isinstance(door, Path) else near
 
-    def connect(self, session: Session) -> None:
+    def connect(self, session: SmokeSession) -> None:
         """Let a test do what cannot be done to a server at an address."""
         session.restart = self._restart
         session.why_no_drafting = f"{self.recipe.name}: is served without a draft model"
@@ -470,7 +476,7 @@ def smoke_attempt(recipe: Recipe, **known: str | None) -> Begun:
         "kind": "smoke",
         "recipe": recipe.name,
         "recipe_digest": recipe_digest(recipe),
-        "at": stamp(),
+        "at": attempt_time(),
     }
     return Begun.model_validate({**body, **known})
 
@@ -513,7 +519,7 @@ def start_recipe(
     with context.store.in_use():
         job = make_job(context, recipe, after)
         begun = new_attempt(job)
-        serve(engine, context.store, job, begun)
+        serve_launch(engine, context.store, job, begun)
     return begun
 
 
@@ -521,7 +527,7 @@ def stop_recipe(engine: ContainerEngine, context: ServeContext, recipe: Recipe) 
     """Stop what is served of a recipe."""
     # a start that failed may have made no container
     with suppress(errors.NothingServed):
-        stop(engine, context.store, find_served(engine, recipe.name), STOP_S)
+        stop_container(engine, context.store, find_served(engine, recipe.name), STOP_S)
 
 
 def _status(engine: ContainerEngine, context: ServeContext, recipe: Recipe) -> ServedStatus:

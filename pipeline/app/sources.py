@@ -14,12 +14,12 @@ from pipeline.app.workspace import Workspace, host_platform
 from pipeline.artifacts.containers.box import Wanted
 from pipeline.artifacts.containers.container_engine import find_way
 from pipeline.artifacts.oci.record import FileRow, LayerRecord
-from pipeline.artifacts.oci.reference import Reference, parse_repository
+from pipeline.artifacts.oci.reference import ImageReference, parse_repository
 from pipeline.artifacts.registry.access import Access
 from pipeline.artifacts.store.store import Store
 from pipeline.core import errors, log
 from pipeline.images.assemble.golden import read_golden
-from pipeline.images.assemble.image import Built, build_images
+from pipeline.images.assemble.image import Built, assemble_images
 from pipeline.images.assemble.plan import ImagePlan, TreePlan, plan_tree
 from pipeline.images.lock.model import (
     ArchivePin,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 class LayerSettings:
     """Where compiled layers may be taken from, and whose signature counts."""
 
-    repository: Reference
+    repository: ImageReference
     trust_path: Path | None = None
 
 
@@ -155,7 +155,7 @@ def make_compiler(
         # before the first byte is fetched
         if why := why_not_here(tree):
             raise errors.SandboxUnavailable(why, NOT_HERE)
-        return build_images(checkout, store, [tree.toolchain], fetcher)[0]
+        return assemble_images(checkout, store, [tree.toolchain], fetcher)[0]
 
     return Compiler(checkout, store, fetcher, toolchain, find_way(sandbox), jobs)
 
@@ -237,7 +237,7 @@ def publish_source(
 ) -> PublishedSource:
     """Push the layer of a compiled source, with a signed statement of what it was made from."""
     from pipeline.app.registry import open_registry
-    from pipeline.evidence.publish.publish import publish, rehearse
+    from pipeline.evidence.publish.publish import push_with_evidence, rehearse
     from pipeline.evidence.publish.tree import order_tree
 
     reference = parse_repository(place)
@@ -248,7 +248,7 @@ def publish_source(
     with store.in_use(), open_registry(reference, access or Access()) as repository:
         golden = read_golden(checkout.golden_path)
         order = order_tree(store, repository, plan, golden, signer, dry_run=dry_run)
-        done = rehearse(order) if dry_run else publish(store, order)
+        done = rehearse(order) if dry_run else push_with_evidence(store, order)
     return PublishedSource(plan, order.shipment.blobs[0], done, signer.key_id)
 
 

@@ -19,11 +19,11 @@ from pipeline.app.workspace import (
 from pipeline.core import log
 from pipeline.core.errors import SpecInvalid
 from pipeline.core.files import read_limited
-from pipeline.core.net.settings import folder_of, named_mirrors
+from pipeline.core.net.settings import local_folder, named_mirrors
 from pipeline.core.sealed import read_or_none
 from pipeline.core.yaml_file import mistakes
 from pipeline.images.assemble.image import wheel_tree
-from pipeline.images.assemble.patch_series import NewPatch, installed, new_patch
+from pipeline.images.assemble.patch_series import NewPatch, installed_files, new_patch
 from pipeline.images.assemble.plan import plan_image
 from pipeline.images.fetch.base import Bases
 from pipeline.images.fetch.base_settings import BaseSettings
@@ -95,7 +95,7 @@ def add_patch(
     checkout, store = workspace.checkout(), workspace.store_to_read()
     plan = plan_image(checkout, name, pick_platform(checkout.spec(name), platform))
     with store.in_use():
-        files = installed(checkout, plan, wheel_tree(store, plan))
+        files = installed_files(checkout, plan, wheel_tree(store, plan))
         data = read_limited(file, _MOST_BYTES, SpecInvalid)
         made = new_patch(files, data, file.name, of or "")
     # where the image's other patches are
@@ -133,7 +133,7 @@ def lock_images(
 
     def find_base(base: ForeignBase, platform: str) -> BasePin:
         # first in the store and in folders that SM120_MIRRORS names
-        folders = tuple(f for m in named_mirrors() if (f := folder_of(m)))
+        folders = tuple(f for m in named_mirrors() if (f := local_folder(m)))
         settings = replace(bases or BaseSettings(), folders=folders)
         # opened late: most images have no foreign base, and need no store
         return Bases(workspace.store(), settings).resolve(base, platform)

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.app.signing import Signing
-from pipeline.artifacts.attest.envelope import SUFFIX, enclose, read_kept
+from pipeline.artifacts.attest.envelope import SUFFIX, enclose, read_kept_envelope
 from pipeline.artifacts.attest.names import HOST_FACTS, KINDS
 from pipeline.artifacts.attest.predicates import check_predicate
 from pipeline.artifacts.attest.statement import Statement, make_statement, moment
 from pipeline.core.errors import DiskFull, RecordInvalid, SigningFailed, StoreUnwritable
 from pipeline.core.files import write_bytes
 from pipeline.evidence.verify.artifact import open_file
-from pipeline.weights.place import Place
-from pipeline.weights.sign.record import record_path, verification_from, weights_statement
+from pipeline.weights.place import LockedFolder
+from pipeline.weights.sign.record import verification_from, weights_record_path, weights_statement
 
 if TYPE_CHECKING:
     from pipeline.artifacts.attest.keys import Signer
@@ -41,7 +41,7 @@ def keep_statement(
     written, the result says so, without an error. `must_write` is for a caller that was asked for
     nothing but the statement.
     """
-    before = read_kept(path)
+    before = read_kept_envelope(path)
     # DSSE does not demand a key id: github.com/secure-systems-lab/dsse
     keys = [s.key_id or "a key without a name" for s in before.signatures] if before else []
     # our own statement is replaced, as what it describes has changed
@@ -62,22 +62,22 @@ def keep_statement(
 
 
 def state_weights(
-    place: Place, signing: Signing, *, read: int, by_receipt: int, why: Sequence[str] = ()
+    place: LockedFolder, signing: Signing, *, read: int, by_receipt: int, why: Sequence[str] = ()
 ) -> FileStatement:
     """State the result of a fetch or a verify of a set, next to its files."""
     result = verification_from(files_read=read, files_by_receipt=by_receipt, why=why)
-    return keep_statement(record_path(place), weights_statement(place, result), signing)
+    return keep_statement(weights_record_path(place), weights_statement(place, result), signing)
 
 
 def state_host(path: Path, signing: Signing) -> FileStatement:
     """State what a host is after a run, next to its record."""
-    from pipeline.hosts.facts.drift import read_facts
+    from pipeline.hosts.facts.drift import read_recorded_facts
     from pipeline.hosts.facts.summary import summarise
 
     # next to the record, so that a copied folder of records carries its evidence
     target = path.with_name(f"{path.name}{SUFFIX}")
     try:
-        summary = summarise(read_facts(path)).model_dump(mode="json")
+        summary = summarise(read_recorded_facts(path)).model_dump(mode="json")
     # the playbook has changed hosts by now: the statements of the other hosts are still written
     except RecordInvalid as error:
         return FileStatement(str(target), f"not stated: {error}")

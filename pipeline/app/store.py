@@ -30,7 +30,7 @@ def sections_of(workspace: Workspace) -> tuple[Path, list[StoreSection]]:
     return store.root, parts
 
 
-def check(workspace: Workspace, *, repair: bool = False) -> list[Path]:
+def check_store(workspace: Workspace, *, repair: bool = False) -> list[Path]:
     """Read every file again; returns those that differ from their hash, removed with `repair`."""
     store = workspace.store() if repair else workspace.store_to_read()
     # only removing needs the store alone; reading may go on beside a build
@@ -39,7 +39,7 @@ def check(workspace: Workspace, *, repair: bool = False) -> list[Path]:
         with log.step(f"Reading {log.size(total)}"), log.progress("read", total) as bar:
             bad = upkeep.damaged(store, bar.advance)
         if repair:
-            upkeep.repair(bad)
+            upkeep.repair_store(bad)
     return bad
 
 
@@ -49,17 +49,17 @@ def trimmable(workspace: Workspace) -> Trimmable:
     with store.alone():
         unused, paths = _leftovers(store), upkeep.unreachable(store)
         total = sum(p.lstat().st_size for p in paths)
-        unused_bytes = sum(map(gate_upkeep.size_of, unused))
+        unused_bytes = sum(map(gate_upkeep.bytes_below, unused))
     return Trimmable(len(paths), total, len(unused), unused_bytes)
 
 
-def trim(workspace: Workspace) -> int:
+def trim_store(workspace: Workspace) -> int:
     """Remove what nothing needs; returns the freed bytes."""
     store = workspace.store()
     # a build that runs now may be about to use what looks unneeded
     with store.alone():
         unused = _leftovers(store)
-        return upkeep.trim(store) + gate_upkeep.remove(unused)
+        return upkeep.remove_unreachable(store) + gate_upkeep.remove(unused)
 
 
 def _leftovers(store: Store) -> list[Path]:

@@ -14,11 +14,11 @@ from pipeline.app.signing import trust_of
 from pipeline.app.workspace import Workspace, named_platform, pick_platform
 from pipeline.artifacts.attest.envelope import SUFFIX
 from pipeline.artifacts.attest.trust import judges_strangers, with_named_keys
-from pipeline.artifacts.oci.reference import Reference, parse_reference
+from pipeline.artifacts.oci.reference import ImageReference, parse_reference
 from pipeline.artifacts.registry.access import Access
 from pipeline.core import errors, log
 from pipeline.core.net.address import masked
-from pipeline.evidence.statements.evidence_set import kept
+from pipeline.evidence.statements.evidence_set import kept_envelopes
 from pipeline.evidence.verify.artifact import open_file, open_image, open_layout
 from pipeline.evidence.verify.chain import (
     Chain,
@@ -30,18 +30,18 @@ from pipeline.evidence.verify.chain import (
     judge_statement,
     read_policy,
 )
-from pipeline.evidence.verify.evidence import attached_in, beside, gather
-from pipeline.evidence.verify.naming import Memory
+from pipeline.evidence.verify.evidence import attached_in, beside, gather_envelopes
+from pipeline.evidence.verify.naming import TagMemory
 from pipeline.evidence.verify.remote import open_remote
-from pipeline.evidence.verify.verdict import Code, Node, Verdict, error_of, how_to_add_facts
-from pipeline.evidence.verify.walk import Walk, walk
+from pipeline.evidence.verify.verdict import Code, Node, Verdict, how_to_add_facts, verdict_error
+from pipeline.evidence.verify.walk import Walk, walk_evidence
 from pipeline.evidence.verify.weights import judge_weights
 from pipeline.images.gate.runs import RESULT
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE, run_folder, runs_in
 from pipeline.serving.report.markup import is_report
 from pipeline.weights.model import kept_locks
 from pipeline.weights.place import find_places
-from pipeline.weights.sign.record import record_path
+from pipeline.weights.sign.record import weights_record_path
 
 _HEAD = 4096  # bytes of a file that tell a report
 _TRUST = "`--key FILE.pub` once, `sm120 evidence trust-key FILE.pub` from now on."
@@ -87,7 +87,7 @@ class Verification:
             raise self.error
 
 
-def verify(workspace: Workspace, request: VerifyRequest) -> Verification:
+def verify_artifact(workspace: Workspace, request: VerifyRequest) -> Verification:
     """Check evidence: who signed it, whether it is about these bytes, and what it rests on.
 
     Works offline; of an image in a registry, it asks only that registry.
@@ -98,25 +98,25 @@ def verify(workspace: Workspace, request: VerifyRequest) -> Verification:
     judge = Judge(trust, workspace.checkout_or_none(), now, request.deep, request.jobs)
     with log.step(f"Reading {masked(artifact)}"):
         if reference := _reference(artifact):
-            memory: Memory | None = None
+            memory: TagMemory | None = None
             # a digest cannot move; only what a tag named is worth remembering
             if reference.tag:
                 try:
-                    memory = Memory(workspace.store())
+                    memory = TagMemory(workspace.store())
                 except (errors.StoreUnwritable, errors.DiskFull) as unkept:
                     log.say(f"nothing new is remembered of this tag: {unkept}")
                     with suppress(errors.StoreUnwritable):
-                        memory = Memory(workspace.store_to_read(), is_kept=False)
+                        memory = TagMemory(workspace.store_to_read(), is_kept=False)
             judge = replace(judge, memory=memory)
             with open_registry(reference, request.access) as repository:
                 # not compared with a spec: the image may be of another checkout
                 remote = open_remote(repository, reference, named_platform(request.platform))
-                chain = judge_remote(remote, judge, gather(request.places))
+                chain = judge_remote(remote, judge, gather_envelopes(request.places))
         else:
             chain = _local(workspace, request, judge)
     asked = [judge_policy(policy, w, now) for w in chain.walks] if policy else []
     # evidence before policy: a policy over evidence that does not hold says nothing
-    error: errors.PipelineError | None = error_of(chain.node)
+    error: errors.PipelineError | None = verdict_error(chain.node)
     if isinstance(error, errors.EvidenceIncomplete):
         error.hint = _what_is_missing(artifact, chain.node, judge) or error.hint
     elif isinstance(error, errors.EvidenceUnsigned):
@@ -165,7 +165,7 @@ def _how_to_sign(node: Node) -> str:
     )
 
 
-def _reference(artifact: str) -> Reference | None:
+def _reference(artifact: str) -> ImageReference | None:
     """A place in a registry; what exists on this disk, or is an image's plain name, is none."""
     # no registry is guessed for a bare name, unlike Docker, which asks its own Hub
     if Path(artifact).exists():
@@ -201,7 +201,7 @@ def _local(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
         if any((path / name).exists() for name in ("index.json", "oci-layout", "blobs/sha256")):
             opened = open_layout(path, named_platform(request.platform))
             attached = attached_in(path, opened.digest)
-            attached.items += gather(places or beside(path))
+            attached.items += gather_envelopes(places or beside(path))
             return _chain(judge_attached(opened, attached, judge))
         return _weights(path, places, judge)
     if not path.exists():
@@ -209,12 +209,12 @@ def _local(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
     # who names a statement means the file that it is about
     about = path.with_name(path.name.removesuffix(SUFFIX))
     if about != path and not about.exists():
-        return _chain(judge_statement(gather([path])[0], judge))
+        return _chain(judge_statement(gather_envelopes([path])[0], judge))
     if about != path:
         path, places = about, (path,)
     if path.is_dir() or path.name == RUN_FILE:
         return _chain(_run(workspace, run_folder(path), request, places, judge))
-    items = gather(places or beside(path))
+    items = gather_envelopes(places or beside(path))
     if path.name == RESULT:
         return _chain(judge_climb(path, items, judge))
     head = b""
@@ -227,7 +227,7 @@ def _local(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
 
         behind = Behind(workspace.store_to_read(), request.folders)
         return _chain(judge_report(path, items, judge, behind))
-    return _chain(walk(open_file(path), items, judge.trust, judge.checkout, judge.now))
+    return _chain(walk_evidence(open_file(path), items, judge.trust, judge.checkout, judge.now))
 
 
 def _chain(walked: Walk) -> Chain:
@@ -249,11 +249,11 @@ def _run(
     judge: Judge,
 ) -> Walk:
     """A benchmark, by the folder of its result."""
-    from pipeline.evidence.verify.runs import Behind, judge_run
+    from pipeline.evidence.verify.runs import Behind, judge_bench_run
 
-    items = gather(places or beside(folder / RUN_FILE))
+    items = gather_envelopes(places or beside(folder / RUN_FILE))
     behind = Behind(workspace.store_to_read(), (*request.folders, folder, folder.parent))
-    return judge_run(folder, items, judge, behind)
+    return judge_bench_run(folder, items, judge, behind)
 
 
 def _weights(path: Path, places: tuple[Path, ...], judge: Judge) -> Chain:
@@ -267,8 +267,8 @@ def _weights(path: Path, places: tuple[Path, ...], judge: Judge) -> Chain:
     walks = []
     # a Hub cache holds several sets; each has its own lock and its own statement
     for place in sets:
-        stated = [record_path(place)] if record_path(place).exists() else []
-        walks.append(judge_weights(place, sets, gather(places or stated), judge))
+        stated = [weights_record_path(place)] if weights_record_path(place).exists() else []
+        walks.append(judge_weights(place, sets, gather_envelopes(places or stated), judge))
     return _together(path, walks)
 
 
@@ -290,7 +290,7 @@ def _built(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
         raise not_built(store, spec, chosen)
     digest = record.digest
     with store.in_use():
-        items = gather(places or kept(store, name, chosen, digest))
+        items = gather_envelopes(places or kept_envelopes(store, name, chosen, digest))
         try:
             opened = open_image(store.blob_path(digest).parent, digest, f"{name} {chosen}")
         except errors.EvidenceBroken as error:
@@ -298,7 +298,7 @@ def _built(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
             raise errors.EvidenceBroken(str(error), errors.StoreDamaged.hint) from error
     given = (judge.trust, judge.checkout, judge.now)
     # gates of an image just built may still run; of evidence that was handed over they are missing
-    walked = walk(opened, items, *given, gates_may_wait=not places)
+    walked = walk_evidence(opened, items, *given, gates_may_wait=not places)
     if not items:
         message = f"{walked.node.message}; `sm120 build {name}` states what it is made of"
         walked = replace(walked, node=replace(walked.node, message=message))

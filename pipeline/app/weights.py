@@ -22,22 +22,22 @@ from pipeline.app.workspace import Workspace
 from pipeline.core import log
 from pipeline.core.errors import LockStale, StoreUnwritable, WeightsDamaged, WeightsUnknown
 from pipeline.core.files import ANOTHER_PLACE, write_bytes
-from pipeline.weights.check.scrub import Pace, ScrubSlice, lower_priority
-from pipeline.weights.check.scrub import scrub as read_slice
+from pipeline.weights.check.scrub import ScrubPace, ScrubSlice, lower_priority
+from pipeline.weights.check.scrub import read_slice as read_slice
 from pipeline.weights.check.verify import (
     Backing,
     Checked,
-    VerifyOptions,
     VerifyReport,
+    WeightsVerifyOptions,
     checkout_backing,
 )
-from pipeline.weights.check.verify import verify as prove
-from pipeline.weights.disk.hashing import cores
+from pipeline.weights.check.verify import verify_files as prove
+from pipeline.weights.disk.hashing import hashing_cores
 from pipeline.weights.disk.receipt import check_by_receipt
-from pipeline.weights.model import kept_locks, read_lock
-from pipeline.weights.place import Place, find_places, lock_place
+from pipeline.weights.model import kept_locks, read_weights_lock
+from pipeline.weights.place import LockedFolder, find_places, lock_place
 from pipeline.weights.sign import record as records
-from pipeline.weights.sign.record import reasons, record_path
+from pipeline.weights.sign.record import reasons, weights_record_path
 
 if TYPE_CHECKING:
     from pipeline.artifacts.attest.predicates import WeightsVerification
@@ -67,7 +67,7 @@ class VerifiedWeights:
         require_whole(self.reports, self.hint)
 
 
-def places_in(workspace: Workspace, folder: Path) -> list[Place]:
+def places_in(workspace: Workspace, folder: Path) -> list[LockedFolder]:
     """The sets of a folder, by the locks beside the files or, where none is, the checkout's."""
     checkout = workspace.checkout_or_none()
     return find_places(folder, kept_locks(checkout) if checkout else ())
@@ -84,7 +84,7 @@ def hints_of_folder(elsewhere: str, mode: str) -> Iterator[None]:
         raise StoreUnwritable(str(error), hint) from error
 
 
-def backing_of(workspace: Workspace, place: Place, *, strict: bool = True) -> Backing:
+def backing_of(workspace: Workspace, place: LockedFolder, *, strict: bool = True) -> Backing:
     """Whether the checkout vouches for the lock of a set; raises where it contradicts the lock.
 
     Unless `strict`, a checkout that has another revision by now is only mentioned.
@@ -98,7 +98,9 @@ def backing_of(workspace: Workspace, place: Place, *, strict: bool = True) -> Ba
         return Backing()
 
 
-def signed_backing_of(workspace: Workspace, place: Place, trust_path: Path | None) -> Backing:
+def signed_backing_of(
+    workspace: Workspace, place: LockedFolder, trust_path: Path | None
+) -> Backing:
     """The same, where signatures beside the set count, too."""
     backing = backing_of(workspace, place)
     kept = (place.state / name for name in ("model.sig", "record.dsse.json"))
@@ -112,7 +114,7 @@ def signed_backing_of(workspace: Workspace, place: Place, trust_path: Path | Non
     return signed_backing(place, backing, trust, datetime.now(UTC)) if trust else backing
 
 
-def verify(
+def verify_weights(
     workspace: Workspace,
     folder: Path,
     *,
@@ -132,7 +134,9 @@ def verify(
     With `repair`, downloads what is damaged; with `dry_run`, only plans that.
     """
     signing = Signing()
-    request = VerifyOptions(only=only, exclude=exclude, full=full, jobs=jobs or cores())
+    request = WeightsVerifyOptions(
+        only=only, exclude=exclude, full=full, jobs=jobs or hashing_cores()
+    )
     if lock_file is None:
         try:
             places = places_in(workspace, folder)
@@ -142,7 +146,7 @@ def verify(
             raise WeightsUnknown(str(error), hint) from error
         backings = [signed_backing_of(workspace, place, trust_path) for place in places]
     else:
-        places = [lock_place(folder, read_lock(lock_file, edited=_NO_LOCK))]
+        places = [lock_place(folder, read_weights_lock(lock_file, edited=_NO_LOCK))]
         # the user vouches for a lock by naming it
         backings = [Backing(lock_from="given") for _ in places]
     checked = [_verified(place, request, places) for place in places]
@@ -155,7 +159,7 @@ def verify(
             repaired += _repaired(place, checked[i], neighbours, offline, dry_run)
         if not dry_run:
             # without `full`: what was read a moment ago has a receipt
-            again = VerifyOptions(only=only, exclude=exclude, jobs=request.jobs)
+            again = WeightsVerifyOptions(only=only, exclude=exclude, jobs=request.jobs)
             checked[i] = _verified(place, again, places)
     reports = [c.report for c in checked]
     stated = []
@@ -177,23 +181,25 @@ def verify(
     return VerifiedWeights(reports, backings, repaired, stated, hint)
 
 
-def _verified(place: Place, request: VerifyOptions, places: list[Place]) -> Checked:
+def _verified(
+    place: LockedFolder, request: WeightsVerifyOptions, places: list[LockedFolder]
+) -> Checked:
     with log.step(f"Verifying {place.lock.name}, {log.size(place.lock.size_bytes)}"):
         # others of the folder: files that belong to them are expected
         return prove(place, request, [p for p in places if p != place])
 
 
 def _repaired(
-    place: Place, checked: Checked, neighbours: tuple[str, ...], offline: bool, dry_run: bool
+    place: LockedFolder, checked: Checked, neighbours: tuple[str, ...], offline: bool, dry_run: bool
 ) -> list[Repaired]:
     # these load the HTTP client, which a verify that finds nothing wrong does not need
-    from pipeline.weights.check.repair import RouteSupply, repair
+    from pipeline.weights.check.repair import RouteSupply, repair_damage
     from pipeline.weights.transfer.sources import open_routes
 
     client, routes = open_routes(place.lock, neighbours=neighbours, offline=offline)
     verb = "What a repair would take" if dry_run else "Repairing"
     with log.step(f"{verb}: {place.lock.name}"):
-        return repair(place, checked, RouteSupply(routes, client), dry_run=dry_run)
+        return repair_damage(place, checked, RouteSupply(routes, client), dry_run=dry_run)
 
 
 def require_whole(reports: Sequence[VerifyReport | ScrubSlice], hint: str = "") -> None:
@@ -210,7 +216,7 @@ def require_whole(reports: Sequence[VerifyReport | ScrubSlice], hint: str = "") 
             raise WeightsDamaged(message, hint)
 
 
-def scrub(
+def scrub_weights(
     workspace: Workspace, folders: Sequence[Path], every_days: int = 30, budget: int | None = None
 ) -> list[ScrubSlice]:
     """Read a part of the files from the disk, so that all are read every N days."""
@@ -224,19 +230,21 @@ def scrub(
             with log.step(f"Scrubbing {place.lock.name}"):
                 others = [p for p in places if p != place]
                 with hints_of_folder(_WRITABLE, _MODE):
-                    done = read_slice(place, Pace(every_days, budget), int(time.time()), others)
+                    done = read_slice(
+                        place, ScrubPace(every_days, budget), int(time.time()), others
+                    )
             # one budget for all folders, which share one night
             budget = None if budget is None else max(0, budget - done.bytes_read)
             slices.append(done)
     return slices
 
 
-def find_set(workspace: Workspace, folder: Path, name: str | None = None) -> Place:
+def find_set(workspace: Workspace, folder: Path, name: str | None = None) -> LockedFolder:
     """One locked set of a folder; by its name where a Hub cache holds several."""
     return _one(places_in(workspace, folder), folder, name)
 
 
-def _one(sets: list[Place], folder: Path, name: str | None) -> Place:
+def _one(sets: list[LockedFolder], folder: Path, name: str | None) -> LockedFolder:
     chosen = [p for p in sets if name in (None, p.lock.name)]
     names = ", ".join(p.lock.name for p in sets)
     if not chosen:
@@ -246,7 +254,7 @@ def _one(sets: list[Place], folder: Path, name: str | None) -> Place:
     return chosen[0]
 
 
-def sign(
+def sign_weights(
     workspace: Workspace,
     folder: Path,
     key: Path,
@@ -254,7 +262,7 @@ def sign(
     name: str | None = None,
     *,
     full: bool = False,
-) -> tuple[Place, Signed]:
+) -> tuple[LockedFolder, Signed]:
     """Sign a whole set in the OpenSSF model-signing format."""
     from pipeline.artifacts.attest.keys import ANY_NIST, read_private_file
     from pipeline.weights.sign import signing
@@ -264,7 +272,7 @@ def sign(
     passphrase = os.environ.get("SM120_KEY_PASSPHRASE", "").encode() or None
     loaded = read_private_file(key, passphrase, ANY_NIST)
     target = signature or signing.default_signature(place)
-    return place, signing.sign(place, loaded, target, full=full)
+    return place, signing.sign_folder(place, loaded, target, full=full)
 
 
 def check_signature(
@@ -280,7 +288,7 @@ def check_signature(
     from pipeline.artifacts.attest.keys import ANY_NIST, read_key_file, read_public
     from pipeline.weights.sign import signing
 
-    place: Place | None = None
+    place: LockedFolder | None = None
     try:
         place = find_set(workspace, folder, name)
     except WeightsUnknown:
@@ -293,12 +301,12 @@ def check_signature(
     if place and not full:
         known = {pin.path: pin.sha256 for pin in check_by_receipt(place).proved if pin.sha256}
     signer = read_public(read_key_file(public_key), str(public_key), ANY_NIST)
-    return signing.check(place.snapshot if place else folder, target, signer, known)
+    return signing.compare_signature(place.snapshot if place else folder, target, signer, known)
 
 
 def state_set(
     workspace: Workspace, folder: Path, name: str | None = None, *, full: bool = False
-) -> tuple[Place, WeightsVerification, Statement]:
+) -> tuple[LockedFolder, WeightsVerification, Statement]:
     """What a set is and how it was verified just now, as a statement."""
     sets = places_in(workspace, folder)
     place = _one(sets, folder, name)
@@ -307,7 +315,9 @@ def state_set(
     return place, verification, records.weights_statement(place, verification)
 
 
-def keep_signed(place: Place, statement: Statement, key_path: Path | None = None) -> Path | None:
+def keep_signed(
+    place: LockedFolder, statement: Statement, key_path: Path | None = None
+) -> Path | None:
     """Sign a statement about a set and keep it next to the files; none without a key."""
     from pipeline.artifacts.attest.envelope import enclose
     from pipeline.artifacts.attest.keys import find_signer
@@ -316,5 +326,5 @@ def keep_signed(place: Place, statement: Statement, key_path: Path | None = None
     signer = find_signer(key_path, os.environ)
     if signer is None:
         return None
-    write_bytes(record_path(place), enclose(statement, [signer]).dump())
-    return record_path(place)
+    write_bytes(weights_record_path(place), enclose(statement, [signer]).dump())
+    return weights_record_path(place)

@@ -24,18 +24,18 @@ from pipeline.weights.check.repair import Repaired, RouteSupply, repair_known
 from pipeline.weights.disk.install import name_revision
 from pipeline.weights.disk.receipt import proved_identities
 from pipeline.weights.hub import is_offline
-from pipeline.weights.place import Place, kept_lock, new_place, offered_place
+from pipeline.weights.place import LockedFolder, kept_lock, new_place, offered_place
 from pipeline.weights.serve.api import HubApi, ServedSets
 from pipeline.weights.serve.prover import Prover
-from pipeline.weights.serve.server import ConnectionLimits, Server, most_connections
+from pipeline.weights.serve.server import ConnectionLimits, HubServer, most_connections
 from pipeline.weights.transfer.fetch import PlannedFile, fetch_files, plan_fetch
 from pipeline.weights.transfer.lookup import (
     LockChange,
     LockResult,
-    checked,
-    diff_locks,
+    diff_weights_locks,
     look_up_now,
     open_hub,
+    pinned_bytes,
 )
 from pipeline.weights.transfer.sources import named_folders, open_routes
 from pipeline.weights.transfer.workers import JOBS, Options
@@ -63,7 +63,7 @@ class FetchRequest:
 class Fetched:
     """A set whose files are right now."""
 
-    place: Place
+    place: LockedFolder
     pins: Sequence[model.FilePin]
     brought: Sequence[model.FilePin]
     repaired: list[Repaired]
@@ -74,7 +74,7 @@ class Fetched:
 class FetchPlan:
     """What a fetch would bring."""
 
-    place: Place
+    place: LockedFolder
     files: list[PlannedFile]
 
 
@@ -118,7 +118,7 @@ def plan_set(workspace: Workspace, request: FetchRequest) -> FetchPlan:
 
 def _to_fetch(
     workspace: Workspace, request: FetchRequest
-) -> tuple[model.WeightsSpec, Place, Sequence[model.FilePin]]:
+) -> tuple[model.WeightsSpec, LockedFolder, Sequence[model.FilePin]]:
     spec, lock = _locked(workspace, request)
     pins = model.chosen_files(lock, request.only, request.exclude)
     return spec, new_place(request.folder, lock, hub_cache=request.hub_cache), pins
@@ -130,13 +130,13 @@ def _locked(
     """The checkout's lock; where it has none, one next to files, else as the Hub has it."""
     name = request.name
     known = workspace.checkout_or_none() if model.is_reference(name) else workspace.checkout()
-    spec = named_spec(known, name) if known else model.spec_of(name)
+    spec = named_spec(known, name) if known else model.weights_spec(name)
     if known and model.lock_path(known, spec.name).exists():
-        return spec, model.current_lock(known, name)
+        return spec, model.current_weights_lock(known, name)
     if lock := _beside_files(spec, request):
         return spec, lock
     if known and not model.is_reference(name):
-        return spec, model.current_lock(known, name)
+        return spec, model.current_weights_lock(known, name)
     looked = look_up_now(spec, offline=request.offline)
     for warning in looked.warnings:
         log.say(f"warning: {warning}")
@@ -178,7 +178,7 @@ def ask_hub(repository: str, revision: str) -> HubModel:
     def read(pin: model.FilePin) -> bytes:
         if pin.size_bytes > MOST_BYTES:
             raise errors.ModelUnreadable(f"{pin.path}: is larger than 16 MiB")
-        return checked(pin, read_file(repository, commit, pin))
+        return pinned_bytes(pin, read_file(repository, commit, pin))
 
     return HubModel(repository, commit, files, read)
 
@@ -197,7 +197,7 @@ def list_sets(workspace: Workspace) -> list[dict[str, Any]]:
             "lock": "current",
         }
         try:
-            lock = model.current_lock(checkout, name)
+            lock = model.current_weights_lock(checkout, name)
             row |= {"commit": lock.commit, "files": len(lock.files), "bytes": lock.size_bytes}
         except errors.LockMissing:
             row["lock"] = "missing"
@@ -250,12 +250,12 @@ def lock_sets(
     looked_up = [(spec, look_up_now(spec)) for spec in ([own] if own else specs)]
     for spec, looked in looked_up:
         path = model.lock_path(checkout, spec.name)
-        moves = diff_locks(read_or_none(model.read_lock, path), looked.lock)
+        moves = diff_weights_locks(read_or_none(model.read_weights_lock, path), looked.lock)
         if not dry_run:
             # the spec first: a lock without it would be that of a model without a spec
             if own:
                 model.write_spec(model.spec_path(checkout, own.name), spec)
-            model.write_lock(path, looked.lock)
+            model.write_weights_lock(path, looked.lock)
         done.append(LockedSet(looked, moves))
     return done
 
@@ -271,7 +271,7 @@ def own_spec(
             f"Edit it and run `sm120 weights lock {name}`, or save under another name.",
         )
     changes = {"name": name, "include": list(include) or ["*"], "exclude": list(exclude)}
-    return model.WeightsSpec.model_validate(model.spec_of(reference).model_dump() | changes)
+    return model.WeightsSpec.model_validate(model.weights_spec(reference).model_dump() | changes)
 
 
 def spec_file(workspace: Workspace, name: str) -> Path:
@@ -280,7 +280,7 @@ def spec_file(workspace: Workspace, name: str) -> Path:
     return model.spec_path(checkout, name).relative_to(checkout.root)
 
 
-def check_locks(workspace: Workspace, names: Sequence[str] = ()) -> list[dict[str, Any]]:
+def check_weights_locks(workspace: Workspace, names: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Check that locks match their specs; needs no network."""
     checkout, rows = workspace.checkout(), []
     # without names, the sets that have a lock; the others are only specs so far
@@ -289,7 +289,7 @@ def check_locks(workspace: Workspace, names: Sequence[str] = ()) -> list[dict[st
     )
     for name in names or locked:
         named_spec(checkout, name)
-        lock = model.current_lock(checkout, name)
+        lock = model.current_weights_lock(checkout, name)
         count = {"files": len(lock.files), "bytes": lock.size_bytes}
         rows.append({"name": name, "commit": lock.commit, "seal": lock.seal, **count})
     return rows
@@ -304,7 +304,7 @@ class ServedHub:
     is_open: bool  # to everybody who reaches its address
 
 
-def serve(
+def serve_hub(
     workspace: Workspace,
     folders: Sequence[Path],
     on_start: Callable[[ServedHub], None],
@@ -335,7 +335,7 @@ def serve(
     connections = ConnectionLimits(most_connections())
     # where anybody may connect, one address must not use up all connections
     most_of_one = None if tokens else connections.most // 2
-    server = Server(hub.answer, host, port, tls, hub.may_read, most_of_one, connections)
+    server = HubServer(hub.answer, host, port, tls, hub.may_read, most_of_one, connections)
     # before the files are checked: that an address is in use is known at once
     server.listen()
     try:

@@ -12,7 +12,7 @@ from pipeline import app
 from pipeline.app.recipes import is_address
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, COUNTS, EXISTING_FILE, Numbers, flag, query
+from pipeline.cli.options import ANY_PATH, COUNTS, EXISTING_FILE, Numbers, flag_option, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.serving.bench.marks import cell_marks
@@ -23,8 +23,8 @@ from pipeline.serving.bench.workload import read_workload, shipped_names
 if TYPE_CHECKING:
     from pipeline.app.serve import RemoteHost
     from pipeline.app.statements import FileStatement
-    from pipeline.serving.bench.model import Interval, Run
-    from pipeline.serving.bench.results.compare import Comparison, GateRow, InputChange
+    from pipeline.serving.bench.model import BenchRun, Interval
+    from pipeline.serving.bench.results.compare import BenchComparison, GateRow, InputChange
 
 _CELLS = ("cell", "state", "output tok/s", "total tok/s", "TTFT ms", "TPOT ms", "p99 TTFT", "marks")
 # what a person asks first; --all and --json have every number
@@ -57,15 +57,15 @@ _RATES = Numbers("0.5,1,2", 1e-6, float)
 @click.option("--output", "output_tokens", type=click.IntRange(1), help="Answer tokens.")
 @click.option("--repeats", type=click.IntRange(1), help="Trials of each cell.")
 @click.option("--model", help="Name of the model [default: the first that the server has].")
-@flag("--no-speculation", help="The server does not speculate, though it does not say.")
-@flag("--allow-loops", help="Mark answers that loop, and count them.")
+@flag_option("--no-speculation", help="The server does not speculate, though it does not say.")
+@flag_option("--allow-loops", help="Mark answers that loop, and count them.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Client processes [as needed].")
 @click.option(
     "--host-facts",
     type=EXISTING_FILE,
     help="Facts of the server's host, as `sm120 host facts --json` writes them.",
 )
-@flag("--no-self-test", help="Do not measure the client first.")
+@flag_option("--no-self-test", help="Do not measure the client first.")
 @click.option(
     "--weights",
     type=options.EXISTING_FOLDER,
@@ -106,7 +106,7 @@ def bench_run_command(
             f"{starts[0]}: starts are measured on the machine itself: leave --on out"
         )
 
-    def show(run: Run, folder: Path, stated: FileStatement) -> None:
+    def show(run: BenchRun, folder: Path, stated: FileStatement) -> None:
         if as_json:
             return
         if run.workload.starts:
@@ -119,13 +119,13 @@ def bench_run_command(
             click.echo("\n".join(_lines(run, folder)))
         click.echo(f"statement: {stated.file}, {stated.state}")
 
-    runs = app.bench.measure(workspace, request, show)
+    runs = app.bench.measure_server(workspace, request, show)
     if as_json:
         say_json([run.model_dump(mode="json") for run in runs])
     app.bench.require_good(runs)
 
 
-def _lines(run: Run, folder: Path) -> Iterator[str]:
+def _lines(run: BenchRun, folder: Path) -> Iterator[str]:
     names, rows = ("output_tok_s", "total_tok_s", "ttft_ms.mean", "tpot_ms.mean", "ttft_ms.p99"), []
     for cell in run.cells:
         kinds = sorted({mark.kind for trial in cell.trials for mark in trial.marks})
@@ -168,7 +168,7 @@ def bench_list_command(as_json: bool) -> None:
 @click.command("compare")
 @click.argument("first")
 @click.argument("second")
-@flag("--live", help="FIRST and SECOND are servers: measure them now, in turns.")
+@flag_option("--live", help="FIRST and SECOND are servers: measure them now, in turns.")
 @click.option("--workload", "workload_name", default="quick", help="With --live.")
 @click.option(
     "--repeats",
@@ -188,8 +188,8 @@ def bench_list_command(as_json: bool) -> None:
     help="Percent that a winner must surely be ahead"
     f" [default: {LEAST:g}; {LEAST_IN_TURNS:g} where both were measured in turns].",
 )
-@flag("--all", "everything", help="Show every number.")
-@flag("--gate", help="Fail where SECOND is worse than FIRST, the baseline.")
+@flag_option("--all", "everything", help="Show every number.")
+@flag_option("--gate", help="Fail where SECOND is worse than FIRST, the baseline.")
 @click.option(
     "--allow",
     type=click.FloatRange(0, 100),
@@ -231,7 +231,7 @@ def bench_compare_command(
     else:
         paths = [_RESULT.convert(each, None, None) for each in (first, second)]
     one, two = paths
-    comparison, rows = app.bench.compare(one, two, gate=gate, metrics=metrics, **options)
+    comparison, rows = app.bench.compare_results(one, two, gate=gate, metrics=metrics, **options)
     if as_json:
         say_json({**comparison.model_dump(), "gate": [row.model_dump() for row in rows]})
     else:
@@ -240,7 +240,7 @@ def bench_compare_command(
         app.bench.require_no_worse(comparison, rows)
 
 
-def _text(comparison: Comparison, gate: Sequence[GateRow], everything: bool) -> Iterator[str]:
+def _text(comparison: BenchComparison, gate: Sequence[GateRow], everything: bool) -> Iterator[str]:
     yield from _inputs_text("inputs that differ", comparison.inputs)
     if not comparison.inputs:
         yield "inputs: the same, as far as both name them"
@@ -310,7 +310,7 @@ def bench_attest_command(runs: tuple[Path, ...], as_json: bool) -> None:
     A run is stated as soon as it is measured; this is for one that was measured without a key.
     What does not follow from its requests is not signed.
     """
-    stated = app.bench.attest(runs)
+    stated = app.bench.attest_results(runs)
     if as_json:
         return say_json([each._asdict() for each in stated])
     for each in stated:

@@ -12,7 +12,7 @@ from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.attest.names import KINDS
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, command, flag, query
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, command, flag_option, query
 from pipeline.cli.output import say_bytes, say_json
 from pipeline.core import log
 from pipeline.evidence.verify.verdict import show
@@ -21,8 +21,8 @@ from pipeline.evidence.verify.verdict import show
 @query
 @click.argument("name", metavar="IMAGE")
 @options.key_option
-@flag("--unsigned", help="Make the statements without a signature.")
-@flag("--spdx", help="Add the bill of materials as SPDX 2.3.")
+@flag_option("--unsigned", help="Make the statements without a signature.")
+@flag_option("--spdx", help="Add the bill of materials as SPDX 2.3.")
 @options.platform_option
 def evidence_make_command(
     workspace: Workspace, /, name: str, as_json: bool, **options: Any
@@ -31,7 +31,7 @@ def evidence_make_command(
 
     The statements are kept beside the image in the store. Another key adds its signature.
     """
-    built, statements = app.evidence.state_image(workspace, name, **options)
+    built, statements = app.evidence.state_and_keep_image(workspace, name, **options)
     if as_json:
         rows = [
             {
@@ -71,7 +71,7 @@ def evidence_attest_command(
     if kind not in app.evidence.OWN_KINDS:
         known = ", ".join(app.evidence.OWN_KINDS)
         raise click.BadParameter(f"one of {known}", param_hint="--type")
-    click.echo(str(app.evidence.attest(artifact, kind, predicate, key_path)))
+    click.echo(str(app.evidence.attest_file(artifact, kind, predicate, key_path)))
 
 
 @command
@@ -93,7 +93,7 @@ def evidence_sbom_command(workspace: Workspace, /, **options: Any) -> None:
 @command
 @click.argument("name")
 @click.option("--to", "folder", type=ANY_PATH, help="Folder for the key [default: your own keys].")
-@flag("--passphrase", "ask", help="Ask for a passphrase [SM120_KEY_PASSPHRASE].")
+@flag_option("--passphrase", "ask", help="Ask for a passphrase [SM120_KEY_PASSPHRASE].")
 def evidence_new_key_command(
     workspace: Workspace, name: str, folder: Path | None, ask: bool
 ) -> None:
@@ -225,8 +225,8 @@ def evidence_list_keys_command(
 @click.option(
     "--policy", "policy_path", type=ANY_PATH, help="File of what the evidence must hold, for CI."
 )
-@flag("--deep", help="Read every layer in a registry and every weights file.")
-@flag("--all", "everything", help="Show every package, not only what is wrong.")
+@flag_option("--deep", help="Read every layer in a registry and every weights file.")
+@flag_option("--all", "everything", help="Show every package, not only what is wrong.")
 @options.own_recipes_option
 @options.platform_option
 @options.registry_options
@@ -249,7 +249,7 @@ def verify_command(
     """
     # a run of a recipe of one's own is compared with that recipe, as `serve` found it
     request = app.verify.VerifyRequest(folders=(*folders, *own_recipes), **options)
-    done = app.verify.verify(workspace, request)
+    done = app.verify.verify_artifact(workspace, request)
     if as_json:
         answer = done.node.as_json()
         if judged := [each.as_json() for each in done.policy]:

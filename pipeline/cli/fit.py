@@ -15,10 +15,10 @@ from pipeline.core import log
 from pipeline.core.errors import DoesNotFit, ModelUnreadable
 from pipeline.serving.fit import placement
 from pipeline.serving.fit.answer import answer, hybrid_hint, parallel_hint
-from pipeline.serving.fit.engine import Question, shown_bytes
+from pipeline.serving.fit.engine import FitQuestion, shown_bytes
 from pipeline.serving.fit.gguf import GgufModel
 from pipeline.serving.fit.shape import Architecture
-from pipeline.serving.fit.source import Source
+from pipeline.serving.fit.source import ModelSource
 from pipeline.serving.fit.units import GIB, gib
 
 
@@ -117,7 +117,7 @@ def weights_fit_command(
     sglang and vLLM divide the model among the GPUs (tensor parallelism). ik_llama runs GGUF files
     on GPUs and host together; for it, a placement of the experts is calculated, as -ot lines.
     """
-    source = app.fit.find_model(context.obj, model)
+    source = app.fit.find_any_model(context.obj, model)
     # where the user chose no settings, those of a recipe count
     if all(_is_default(context, n) for n in ("engine", "kv", *_ONLY)):
         sizes = {name: options[name] for name in ("gpus", "vram", "ctx")}
@@ -173,7 +173,7 @@ _ONLY: dict[str, tuple[str, ...]] = {
 }
 
 
-def _question(options: dict[str, Any], engine: str) -> Question:
+def _question(options: dict[str, Any], engine: str) -> FitQuestion:
     tp = options["tp"] or options["gpus"]
     # refused here in the terms of the options, rather than as a model that does not fit
     if tp > options["gpus"]:
@@ -181,7 +181,7 @@ def _question(options: dict[str, Any], engine: str) -> Question:
     dcp = options["dcp"] or 1
     if tp % dcp:
         raise click.UsageError(f"--dcp {dcp}: it must divide the {tp} cards of a model.")
-    return Question.model_validate(
+    return FitQuestion.model_validate(
         {
             "card_bytes": shown_bytes(options["vram"]),
             "tp": tp,
@@ -197,7 +197,9 @@ def _question(options: dict[str, Any], engine: str) -> Question:
     )
 
 
-def _parallel(source: Source, question: Question, options: dict[str, Any], as_json: bool) -> None:
+def _parallel(
+    source: ModelSource, question: FitQuestion, options: dict[str, Any], as_json: bool
+) -> None:
     assert isinstance(source.model, Architecture)
     result = answer(source.model, question)
     if as_json:
@@ -229,9 +231,9 @@ def _parallel(source: Source, question: Question, options: dict[str, Any], as_js
         raise DoesNotFit(f"{source.name}: {result.short}", hint)
 
 
-def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: bool) -> None:
+def _hybrid(source: ModelSource, model: GgufModel, options: dict[str, Any], as_json: bool) -> None:
     cards = shown_bytes(options["vram"])
-    machine = placement.Machine(options["gpus"], cards, options["headroom"], options["ram"])
+    machine = placement.FitMachine(options["gpus"], cards, options["headroom"], options["ram"])
     if options["mla"] != "3" and not model.is_mla:
         raise click.UsageError(f"--mla {options['mla']}: {source.name} is no MLA model.")
     mla: Any = int(options["mla"])
@@ -246,11 +248,11 @@ def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: 
         )
     try:
         given = options["check_ot"]
-        rules = placement.read_overrides(given, machine.devices) if given else None
+        rules = placement.read_placement_overrides(given, machine.devices) if given else None
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--check-ot") from error
     layout = (
-        placement.checked(model, machine, batch, rules)
+        placement.checked_layout(model, machine, batch, rules)
         if rules
         else placement.place(model, machine, batch)
     )
@@ -274,7 +276,7 @@ def _hybrid(source: Source, model: GgufModel, options: dict[str, Any], as_json: 
         _print(f"{source.name} fits, with {gib(machine.headroom_bytes)} kept free on each card.")
 
 
-def _about(source: Source, options: dict[str, Any]) -> dict[str, Any]:
+def _about(source: ModelSource, options: dict[str, Any]) -> dict[str, Any]:
     seconds = source.disk_bytes / options["mbps"] / 1e6 if options["mbps"] else None
     return {
         "name": source.name,
@@ -295,13 +297,13 @@ def _gib_text(n_bytes: float) -> str:
     return f"{n_bytes / GIB:10.2f}" if n_bytes >= 0 else f"none, {-n_bytes / GIB:.2f} short"
 
 
-def heading(source: Source, engine: str, options: dict[str, Any]) -> str:
+def heading(source: ModelSource, engine: str, options: dict[str, Any]) -> str:
     """What is asked, and where the answer comes from."""
     cards = f"{log.count(options['gpus'], 'card')} of {gib(options['vram'])}"
     return f"{source.name} on {cards} with {engine}\nread from: {source.origin}\n"
 
 
-def disk_lines(source: Source, options: dict[str, Any]) -> list[str]:
+def disk_lines(source: ModelSource, options: dict[str, Any]) -> list[str]:
     """What it takes on a disk, and how long to bring it."""
     about = " by the sum of its tensors" if source.is_estimate else ""
     lines = [f"Disk: {log.size(source.disk_bytes)} ({gib(source.disk_bytes)}){about}."]

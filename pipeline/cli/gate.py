@@ -11,14 +11,14 @@ from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
 from pipeline.cli.gate_tables import show_kernels, show_numbers, show_objects, show_unreached
-from pipeline.cli.options import Numbers, flag, query
+from pipeline.cli.options import Numbers, flag_option, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.images.gate.arch import ARCHITECTURES, target_of
 from pipeline.images.gate.stage import shown_result
 
 if TYPE_CHECKING:
-    from pipeline.app.gate import GateRequest, Judged
+    from pipeline.app.gate import GateRequest, GateResults
 
 arch_option = click.option(
     "--arch",
@@ -46,11 +46,11 @@ series_option = click.option(
     metavar="sm_NNN",
     help="Architecture of the target card [default: those that image.yaml names].",
 )
-@flag("--unpatched", help="Judge the engine as published, without patches.")
+@flag_option("--unpatched", help="Judge the engine as published, without patches.")
 @series_option
-@flag("--only-failed", help="Show only what failed or could not be judged.")
-@flag("--all", "show_all", help="List every case, also those that passed.")
-@flag("--discover", help="List the kernels that no case reaches yet.")
+@flag_option("--only-failed", help="Show only what failed or could not be judged.")
+@flag_option("--all", "show_all", help="List every case, also those that passed.")
+@flag_option("--discover", help="List the kernels that no case reaches yet.")
 @options.platform_option
 @options.mirror_option
 @options.offline_option
@@ -117,7 +117,7 @@ def gate_run_command(
 
 
 def _texts(
-    request: GateRequest, done: Judged, discover: bool, only_failed: bool, hide_passed: bool
+    request: GateRequest, done: GateResults, discover: bool, only_failed: bool, hide_passed: bool
 ) -> list[str]:
     kernels = shown_result(done.runs)
     texts = []
@@ -184,7 +184,7 @@ def gate_find_command(
     metavar="VERSION",
     help="Judge against another engine version or range, such as >=0.5.9.",
 )
-@flag(
+@flag_option(
     "--without-sandbox", help="With --against, run the other version although there is no sandbox."
 )
 @series_option
@@ -237,7 +237,7 @@ def gate_tune_command(
 
     Shows what fits and what spills registers. Which is fastest, only a card can show.
     """
-    tuning, card = app.gate.tune(workspace, name, case, **options)
+    tuning, card = app.gate.tune_case(workspace, name, case, **options)
     if as_json:
         return say_json(tuning.model_dump(mode="json"))
     # what the engine and our patch use is shown however far down it ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from pipeline.artifacts.binary.fatbin import CUBIN, PTX, Target
+from pipeline.artifacts.binary.fatbin import CUBIN, PTX, CodeTarget
 from pipeline.core import log
 from pipeline.images.gate.arch import ArchReport, ArchSpec, JudgedObject, ObjectVerdict
 from pipeline.images.gate.smem.results import CaseResult, GateResult, NumericsResult
@@ -212,7 +212,7 @@ def _rows(objects: list[JudgedObject]) -> list[list[str]]:
     return rows
 
 
-def _short(targets: Iterable[Target], kind: int) -> str:
+def _short(targets: Iterable[CodeTarget], kind: int) -> str:
     """`75 80 90a 120f`: the numbers are what differs."""
     names = sorted(
         {(t.arch, "?" if t.suffix is None else t.suffix) for t in targets if t.kind == kind}

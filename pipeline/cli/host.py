@@ -13,8 +13,8 @@ from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
 from pipeline.cli.hosts import show_fix, show_fixes
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, flag, json_option, query
-from pipeline.cli.output import own_name, say_json
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, flag_option, json_option, query
+from pipeline.cli.output import own_command, say_json
 from pipeline.core import log
 from pipeline.core.errors import IssueFound
 from pipeline.core.known import Unknown
@@ -37,7 +37,7 @@ root_option = click.option(
     help="Read a copied file tree or a capture (host/facts/capture.py) instead of this machine.",
 )
 # for bug reports: serial numbers and UUIDs identify an owner
-redact_option = flag("--redact", help="Leave out serial numbers, UUIDs and names.")
+redact_option = flag_option("--redact", help="Leave out serial numbers, UUIDs and names.")
 
 
 def _probes(python: str, image: str | None, device: str, step_limit_s: float) -> Probes:
@@ -67,7 +67,7 @@ _probe_options = options.packed(
 
 @click.command("facts")
 @click.option("--name", help="Name of this host [default: a digest of its machine id].")
-@flag("--capture", "as_capture", help="Print what was read, as JSON, without judging it.")
+@flag_option("--capture", "as_capture", help="Print what was read, as JSON, without judging it.")
 @root_option
 @redact_option
 @json_option
@@ -81,7 +81,7 @@ def host_facts_command(
     if as_capture:
         shown = app.host.capture_of(root, redacted=redact)
         return say_json(shown.model_dump(mode="json", exclude_none=True))
-    host = app.host.facts_of(root, redacted=redact, name=name)
+    host = app.host.read_host_facts(root, redacted=redact, name=name)
     if as_json:
         return say_json(host.model_dump(mode="json"))
     click.echo(_text(host))
@@ -174,8 +174,8 @@ def host_outliers_command(files: tuple[Path, ...], checks: tuple[Path, ...], as_
 
 
 @click.command("check")
-@flag("--facts", "only_facts", help="Judge the rules over facts only.")
-@flag("--functions", "only_functions", help="Run the function tests only.")
+@flag_option("--facts", "only_facts", help="Judge the rules over facts only.")
+@flag_option("--functions", "only_functions", help="Run the function tests only.")
 @click.option("--cuda", metavar="13.x", help="CUDA branch of the images that this host will run.")
 @click.option("--ranks", type=int, help="Number of GPUs that must be there and are tested.")
 @click.option(
@@ -217,7 +217,7 @@ def host_check_command(
     given = {"--ranks": ranks, "--floors": floors, "--library": library}
     arguments = [x for k, v in given.items() if v is not None for x in (k, str(v))]
     arguments += [x for name in only for x in ("--only", name)]
-    result, answer = app.host.check(
+    result, answer = app.host.check_host(
         root,
         cuda=cuda,
         rules=not only_functions,
@@ -256,7 +256,7 @@ def host_check_command(
     "--concurrency", nargs=2, type=int, default=(1, 32), help="Fewest and most concurrent requests."
 )
 @click.option("--graph-file", help="NCCL_GRAPH_FILE to try, too.")
-@flag("--full", help="Try all combinations, not one setting at a time.")
+@flag_option("--full", help="Try all combinations, not one setting at a time.")
 @click.option("--rounds", type=int, default=50, help="Rounds of each size.")
 @_probe_options
 @json_option
@@ -293,7 +293,7 @@ def host_tune_nccl_command(
 
 @query
 @click.argument("logs", nargs=-1, type=_LOG)
-@flag("--no-facts", help="Read the logs only, not this machine.")
+@flag_option("--no-facts", help="Read the logs only, not this machine.")
 @root_option
 def doctor_command(
     workspace: Workspace, logs: tuple[Path, ...], no_facts: bool, root: Path | None, as_json: bool
@@ -376,5 +376,5 @@ def _show_overrun(overrun: Overrun, known: list[KnownKernel] | None) -> None:
         click.echo(f"  and {len(known) - _MOST_KERNELS} more, which --json lists")
     if not known:
         click.echo("  No patch, case or recorded result of this checkout has these bytes.")
-        click.echo(f"  run:    {own_name()} gate run IMAGE --only smem --unpatched")
+        click.echo(f"  run:    {own_command()} gate run IMAGE --only smem --unpatched")
     click.echo("")

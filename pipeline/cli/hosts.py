@@ -14,16 +14,16 @@ from pipeline import app
 from pipeline.app.hosts import ROLES, PlayMode
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import EXISTING_FILE, all_of, flag, query
+from pipeline.cli.options import EXISTING_FILE, all_of, flag_option, query
 from pipeline.cli.output import say_json, show_moves
 from pipeline.core import log, proc
-from pipeline.hosts.fleet.verify import VerifyOptions
+from pipeline.hosts.fleet.verify import HostVerifyOptions
 
 if TYPE_CHECKING:
-    from pipeline.app.hosts import Fleet, Played
+    from pipeline.app.hosts import Fleet, PlaybookResult
     from pipeline.hosts.facts.drift import Difference
     from pipeline.hosts.fleet.verify import FleetResult, HostResult
-    from pipeline.hosts.rules.issues import Finding
+    from pipeline.hosts.rules.issues import IssueFinding
 
 _QUIET = ("passed", "not applicable")
 # a program in the place of a password file may itself ask a person
@@ -55,15 +55,15 @@ _FLEET: Sequence[Callable[[Any], Any]] = (
     click.option(
         "--vault-id", "vault_ids", multiple=True, help="Vault identity, as in Ansible. Repeatable."
     ),
-    flag("-J", "--ask-vault-pass", help="Ask for the vault password once."),
-    flag("-k", "--ask-pass", help="Ask for the SSH password once."),
+    flag_option("-J", "--ask-vault-pass", help="Ask for the vault password once."),
+    flag_option("-k", "--ask-pass", help="Ask for the SSH password once."),
     click.option(
         "--connection-password-file",
         type=EXISTING_FILE,
         envvar="ANSIBLE_CONNECTION_PASSWORD_FILE",
         help="File with the SSH password.",
     ),
-    flag("-K", "--ask-become-pass", help="Ask for the sudo password once."),
+    flag_option("-K", "--ask-become-pass", help="Ask for the sudo password once."),
     click.option(
         "--become-password-file",
         type=EXISTING_FILE,
@@ -87,9 +87,9 @@ _play_options = all_of(
         options.packed(
             "mode",
             PlayMode,
-            flag("-C", "--check", "--dry-run", "dry_run", help=_CHECK),
-            flag("-D", "--diff", help="Show the differences in files."),
-            flag(
+            flag_option("-C", "--check", "--dry-run", "dry_run", help=_CHECK),
+            flag_option("-D", "--diff", help="Show the differences in files."),
+            flag_option(
                 "--even-if-busy", help="Reboot and restart Docker even while the GPUs are in use."
             ),
             click.argument(
@@ -205,14 +205,14 @@ def host_provision_command(
         return
     # tags that are no role, such as Ansible's `always`, promise nothing that could be verified
     roles = tuple(role for tag in tags for role in tag.split(",") if role in ROLES)
-    asked = VerifyOptions(roles=roles, records=fleet.records_folder)
+    asked = HostVerifyOptions(roles=roles, records=fleet.records_folder)
     # Ansible's recap says which tasks ran, not what the host is now
     result = app.hosts.verify_hosts(workspace, fleet, asked)
     show_result(result, asked, brief=True)
     app.hosts.require_verified(result)
 
 
-def _show_played(played: Played) -> None:
+def _show_played(played: PlaybookResult) -> None:
     for host, changes, stated in played.hosts:
         for difference in changes:
             click.echo(_change_line(host, difference))
@@ -247,7 +247,7 @@ def host_attest_command(files: tuple[Path, ...], key_path: Path | None) -> None:
 
     `sm120 verify FILE` checks it later, and `sm120 host drift FILE` compares with it.
     """
-    for path in app.hosts.attest(files, key_path):
+    for path in app.hosts.attest_hosts(files, key_path):
         click.echo(str(path))
 
 
@@ -261,7 +261,7 @@ def host_attest_command(files: tuple[Path, ...], key_path: Path | None) -> None:
     metavar="ROLE",
     help="Check this role only. Repeatable.",
 )
-@flag("--facts", "rules", help="Judge the rules over the facts of each host, too.")
+@flag_option("--facts", "rules", help="Judge the rules over the facts of each host, too.")
 @click.option(
     "--functions",
     "image",
@@ -275,7 +275,7 @@ def host_attest_command(files: tuple[Path, ...], key_path: Path | None) -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="Save the facts of each host here, for `host outliers` and `host drift`.",
 )
-@flag("--brief", help="Show only the rows that did not pass.")
+@flag_option("--brief", help="Show only the rows that did not pass.")
 def host_verify_command(
     workspace: Workspace,
     /,
@@ -296,7 +296,7 @@ def host_verify_command(
     their fix.
     """
     fleet = fleet_of(given)
-    asked = VerifyOptions(
+    asked = HostVerifyOptions(
         roles=roles,
         rules=rules,
         image=image,
@@ -313,7 +313,7 @@ def host_verify_command(
     app.hosts.require_verified(result)
 
 
-def show_result(result: FleetResult, asked: VerifyOptions, brief: bool = False) -> None:
+def show_result(result: FleetResult, asked: HostVerifyOptions, brief: bool = False) -> None:
     """A row for each promise, the fixes, what changed, and a line for each host."""
     rows = [row for h in result.hosts for row in _rows(h) if not (brief and row[1] in _QUIET)]
     if rows:
@@ -376,6 +376,6 @@ def _change_line(host: str, difference: Difference) -> str:
     return f"{host} changed: {difference.field}: {before} -> {after}"
 
 
-def show_fix(finding: Finding, fix: str = "") -> None:
+def show_fix(finding: IssueFinding, fix: str = "") -> None:
     """Cause and fix of a known issue; another fix, where more is known."""
     click.echo(f"  cause: {finding.issue.cause}\n  fix:   {fix or finding.issue.fix}")

@@ -11,8 +11,8 @@ from pipeline import app
 from pipeline.app.workspace import Workspace, host_platform, pick_platform
 from pipeline.artifacts.containers.box import KINDS
 from pipeline.cli import options
-from pipeline.cli.options import flag, query
-from pipeline.cli.output import own_name, say_json
+from pipeline.cli.options import flag_option, query
+from pipeline.cli.output import own_command, say_json
 from pipeline.core import log
 from pipeline.images.assemble.plan import layer_bytes_guess
 from pipeline.images.source.toolchain import NOT_HERE
@@ -110,13 +110,15 @@ def _show_plan(plan: BuildPlan, as_json: bool) -> None:
 @query
 @click.argument("names", metavar="[IMAGE]...", nargs=-1)
 @options.platform_option
-@flag(
+@flag_option(
     "--accept",
     help="Take the result as expected: write its golden digest and the hashes of edited patches.",
 )
-@flag("--keep-inputs", help="Keep wheels after they became layers.")
-@flag("--gate", "gated", help="Then run the gates: shared memory, numerics, patches, machine code.")
-@flag("--dry-run", help="Show what would be fetched and built, as `sm120 plan` does.")
+@flag_option("--keep-inputs", help="Keep wheels after they became layers.")
+@flag_option(
+    "--gate", "gated", help="Then run the gates: shared memory, numerics, patches, machine code."
+)
+@flag_option("--dry-run", help="Show what would be fetched and built, as `sm120 plan` does.")
 @options.mirror_option
 @options.layers_options
 @options.offline_option
@@ -139,7 +141,7 @@ def build_command(workspace: Workspace, /, dry_run: bool, as_json: bool, **optio
     request = app.build.BuildRequest(**options)
     if dry_run:
         return _show_plan(app.build.plan_build(workspace, request), as_json)
-    done = app.build.build(workspace, request, _say_kernels)
+    done = app.build.build_images(workspace, request, _say_kernels)
     built = done.built
     if as_json:
         # printed before the error: a script gets the digests of what failed, too
@@ -181,7 +183,7 @@ def _say_kernels(staged: Staged) -> None:
 
 def _next_lines(checkout: Checkout, built: Built) -> list[str]:
     """What brings a built image to where it runs: with Docker, and without it."""
-    me, name = own_name(), built.name
+    me, name = own_command(), built.name
     # another platform than this machine's is not found without its name
     is_found = pick_platform(checkout.spec(name), None) == built.platform
     more = "" if is_found else f" --platform {built.platform}"
@@ -244,8 +246,8 @@ def _stage_table(done: BuildResult) -> str:
 
 @query
 @click.argument("name", metavar="IMAGE")
-@flag("--attest", help="Sign and keep the result, good or bad.")
-@flag("--keep-objects", help="Take compiled objects from the store, and only link again.")
+@flag_option("--attest", help="Sign and keep the result, good or bad.")
+@flag_option("--keep-objects", help="Take compiled objects from the store, and only link again.")
 @options.key_option
 @options.platform_option
 @options.mirror_option
@@ -271,7 +273,9 @@ def image_rebuild_command(
     if attest and keep_objects:
         # objects that were compiled before prove nothing about compiling
         raise click.UsageError("--attest needs everything compiled again; leave --keep-objects out")
-    done = app.build.rebuild(workspace, name, attest=attest, keep_objects=keep_objects, **options)
+    done = app.build.rebuild_image(
+        workspace, name, attest=attest, keep_objects=keep_objects, **options
+    )
     if as_json:
         return say_json(
             {

@@ -18,8 +18,8 @@ from pipeline.artifacts.attest.trust import Trust
 from pipeline.artifacts.oci.record import Kind
 from pipeline.bootstrap import FOLDER
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, PLATFORM, command, flag, query
-from pipeline.cli.output import own_name, say_bytes, say_json, show_moves
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, PLATFORM, command, flag_option, query
+from pipeline.cli.output import own_command, say_bytes, say_json, show_moves
 from pipeline.core import log
 from pipeline.core.errors import MirrorUnknown
 from pipeline.core.net.address import masked
@@ -74,8 +74,8 @@ def image_new_command(
     else:
         path = app.specs.new_spec(workspace, name, str(base), **options)
     click.echo(f"{path} is written; change in it what you like")
-    click.echo(f"Next: {own_name()} image lock {name}")
-    click.echo(f"      {own_name()} build {name} --accept")
+    click.echo(f"Next: {own_command()} image lock {name}")
+    click.echo(f"      {own_command()} build {name} --accept")
 
 
 @command
@@ -103,7 +103,7 @@ def image_add_patch_command(workspace: Workspace, /, name: str, **options: Any) 
         click.echo(f"changes {each.path} of {made.applies_to}")
     for path in written:
         click.echo(f"wrote {path}")
-    click.echo(f"Next: {own_name()} build {name} --accept")
+    click.echo(f"Next: {own_command()} build {name} --accept")
 
 
 @query
@@ -191,7 +191,7 @@ def image_export_command(workspace: Workspace, /, folder: Path, **options: Any) 
 @query
 @click.argument("names", metavar="[IMAGE]...", nargs=-1)
 @click.option("--to", "folder", type=ANY_PATH, required=True, help="Folder for the files.")
-@flag("--tool", help="Collect this tool's own wheels, too, into DIR/tool.")
+@flag_option("--tool", help="Collect this tool's own wheels, too, into DIR/tool.")
 @click.option(
     "--tool-platform",
     type=click.Choice(["linux/amd64", "linux/arm64", "host"]),
@@ -204,7 +204,7 @@ def image_export_command(workspace: Workspace, /, folder: Path, **options: Any) 
     help="Python that the tool will run with [default: the one that runs this].",
 )
 @options.platform_option
-@flag("--dry-run", help="Show how much would be collected; fetch nothing.")
+@flag_option("--dry-run", help="Show how much would be collected; fetch nothing.")
 @options.mirror_option
 @options.base_options
 def image_collect_command(
@@ -254,7 +254,7 @@ def image_explain_command(workspace: Workspace, /, as_json: bool, **options: Any
     FILE is a path in the image, such as /usr/bin/python3, or of an installed Python file.
     `sm120 image files IMAGE` lists them.
     """
-    origin = app.images.explain(workspace, **options)
+    origin = app.images.explain_file(workspace, **options)
     if as_json:
         return say_json(asdict(origin))
     # how the path was followed, before what it leads to
@@ -284,7 +284,7 @@ def image_files_command(workspace: Workspace, /, as_json: bool, **options: Any) 
     FOLDER is a path in the image, or that of an installed Python package, such as vllm/attention.
     Of a PATTERN such as '*/fused_moe/*.json', each * stands for any part of a path.
     """
-    found = app.images.list_files(workspace, **options)
+    found = app.images.list_image_files(workspace, **options)
     if as_json:
         return say_json([asdict(each) for each in found])
     rows = []
@@ -313,7 +313,7 @@ def image_cat_command(workspace: Workspace, /, **options: Any) -> None:
     FILE is a path in the image, or the path of an installed Python file, such as vllm/version.py.
     `sm120 image files IMAGE` lists them.
     """
-    say_bytes(app.images.read_file(workspace, **options))
+    say_bytes(app.images.read_image_file(workspace, **options))
 
 
 @click.command()

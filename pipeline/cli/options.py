@@ -122,13 +122,13 @@ def query(function: Callable[..., Any]) -> click.Command:
     return made
 
 
-def flag(*names: str, help: str) -> Callable[[Command], Command]:
+def flag_option(*names: str, help: str) -> Callable[[Command], Command]:
     """An option that is on or off."""
     return click.option(*names, is_flag=True, help=help)
 
 
 _JSON = "Print the result as JSON."
-json_option = flag("--json", "as_json", help=_JSON)
+json_option = flag_option("--json", "as_json", help=_JSON)
 offline_option = click.option(
     "--offline",
     is_flag=True,
@@ -171,9 +171,9 @@ look_in_option = click.option(
     type=EXISTING_FOLDER,
     help="Folder of runs, weights, host facts, recipes or a layout, for a benchmark. Repeatable.",
 )
-locking_dry_run_option = flag("--dry-run", help="Show what would change and write nothing.")
+locking_dry_run_option = flag_option("--dry-run", help="Show what would change and write nothing.")
 # for CI: fails when somebody edited a spec and forgot to lock
-lock_check_option = flag(
+lock_check_option = flag_option(
     "--check", help="Only check that locks match their specs; needs no network."
 )
 
@@ -236,7 +236,7 @@ _ca = click.option(
 )
 # how a registry is reached
 access_options = packed(
-    "access", _access, _ca, flag("--insecure-http", help="Use plain HTTP for the registry.")
+    "access", _access, _ca, flag_option("--insecure-http", help="Use plain HTTP for the registry.")
 )
 registry_options = all_of([jobs_option("Parallel transfers.", most=32, default=4), access_options])
 _layers_from = click.option(

@@ -14,7 +14,7 @@ import click
 from pipeline.core import log
 
 
-def own_name() -> str:
+def own_command() -> str:
     """How to call this command again: by its path where it is not on the user's PATH."""
     here = Path(sys.argv[0])
     # nox puts it on the PATH of its own session alone

@@ -11,7 +11,7 @@ import yaml
 from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, flag, query
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, flag_option, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.core.files import write_bytes
@@ -74,9 +74,9 @@ def recipe_show_command(
     help="What a systemd unit starts.",
 )
 @click.option("--node", default="127.0.0.1", help="Address of the server, for --as env.")
-@flag("--lan", help="Let other machines connect, too.")
-@flag("--detach", help="Start the container in the background (docker, podman).")
-@flag(
+@flag_option("--lan", help="Let other machines connect, too.")
+@flag_option("--detach", help="Start the container in the background (docker, podman).")
+@flag_option(
     "--no-cdi",
     help="Ask for the cards with --gpus, for a Docker without CDI (docker, systemd, compose).",
 )
@@ -103,7 +103,7 @@ def render_command(
     engine = request.runner if form == "systemd" else form
     if request.no_cdi and engine not in ("docker", "compose"):
         raise click.UsageError(f"--no-cdi is for Docker; this is {engine}.")
-    done = app.recipes.render(workspace, request)
+    done = app.recipes.render_recipe(workspace, request)
     if as_json:
         return say_json(done.body)
     if out is None:
@@ -115,8 +115,8 @@ def render_command(
 @query
 @click.argument("image")
 @options.platform_option
-@flag("--read", "again", help="Read the built image, not its committed file.")
-@flag("--accept", help="Read the built image and write its committed file.")
+@flag_option("--read", "again", help="Read the built image, not its committed file.")
+@flag_option("--accept", help="Read the built image and write its committed file.")
 @click.option(
     "--program",
     type=EXISTING_FILE,

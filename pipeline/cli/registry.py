@@ -9,10 +9,10 @@ import click
 
 from pipeline import app
 from pipeline.app.workspace import Workspace
-from pipeline.artifacts.attest.names import kind_of
+from pipeline.artifacts.attest.names import predicate_kind
 from pipeline.artifacts.oci.reference import parse_reference
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, flag, query
+from pipeline.cli.options import ANY_PATH, flag_option, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.argument("name", metavar="IMAGE")
 @click.argument("place", metavar="REGISTRY/REPO[:TAG]")
 @options.platform_option
-@flag("--index", help="Make an image index even for a single platform.")
+@flag_option("--index", help="Make an image index even for a single platform.")
 @click.option(
     "--attach",
     "attachments",
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     help="Publish although gates did not pass; the reason stays with the image.",
 )
 @options.key_option
-@flag("--spdx", help="Add the bill of materials as SPDX 2.3.")
-@flag("--no-evidence", help="Attach no statements and sign nothing.")
-@flag("--dry-run", help="Show what would be sent and send nothing.")
+@flag_option("--spdx", help="Add the bill of materials as SPDX 2.3.")
+@flag_option("--no-evidence", help="Attach no statements and sign nothing.")
+@flag_option("--dry-run", help="Show what would be sent and send nothing.")
 @options.registry_options
 def publish_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Push a built image to a registry: the bytes in the store, never a rebuild.
@@ -69,7 +69,9 @@ def publish_command(workspace: Workspace, /, as_json: bool, **options: Any) -> N
         f" ({counts}, {done.blobs['there']} were there)"
     )
     for a in done.attached:
-        what = f"statement {kind_of(a.predicate_type)}" if a.predicate_type else a.artifact_type
+        what = (
+            f"statement {predicate_kind(a.predicate_type)}" if a.predicate_type else a.artifact_type
+        )
         click.echo(f"attached {what}: {a.digest} ({a.found_by})")
     if done.attached:
         click.echo(f"{log.size(done.attached_bytes)} of evidence sent")
@@ -82,7 +84,7 @@ def publish_command(workspace: Workspace, /, as_json: bool, **options: Any) -> N
 @click.argument("place", metavar="REGISTRY/REPO@DIGEST")
 @click.argument("folder", metavar="DIR", type=ANY_PATH)
 @options.platform_option
-@flag("--evidence", help="Fetch what is attached to the image, too.")
+@flag_option("--evidence", help="Fetch what is attached to the image, too.")
 @click.option(
     # a reference may name anything: it is refused before the disk is full
     "--max-gb",
@@ -137,7 +139,7 @@ def registry_tags_command(place: str, access: Access, jobs: int, as_json: bool) 
     help="Tags to keep, as a shell pattern such as 'v*'. Repeatable.",
 )
 # what is deleted in a registry cannot be brought back
-@flag("--yes", help="Delete; without it, only show what would go.")
+@flag_option("--yes", help="Delete; without it, only show what would go.")
 @options.registry_options
 def registry_clean_command(
     workspace: Workspace,
@@ -152,7 +154,7 @@ def registry_clean_command(
 
     The registry's own garbage collection then frees the space. Without --yes nothing is deleted.
     """
-    plans = app.registry.clean(workspace, places, patterns, delete=yes, **options)
+    plans = app.registry.clean_repository(workspace, places, patterns, delete=yes, **options)
     if as_json:
         return say_json([{**p.model_dump(mode="json"), "deleted": yes} for p in plans])
     goes = "deleted" if yes else "would go"

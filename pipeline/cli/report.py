@@ -10,7 +10,7 @@ import click
 from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, Read, flag, query
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, Read, flag_option, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.serving.report.build import all_references
@@ -41,7 +41,7 @@ def _target(text: str) -> Path:
     metavar="NAME|none|all",
     help="Published tables to draw beside [default: those of the same workload]. Repeatable.",
 )
-@flag("--list-references", help="List the published tables, and stop.")
+@flag_option("--list-references", help="List the published tables, and stop.")
 @click.option("--title", help="Title of the report.")
 @click.option(
     "--log",
@@ -55,7 +55,7 @@ def _target(text: str) -> Path:
     type=EXISTING_FILE,
     help="Facts of the server's host, as `sm120 host facts --json` writes them.",
 )
-@flag(
+@flag_option(
     "--redact",
     "is_redacted",
     help="Leave out host names, addresses, paths, serial numbers and user names.",

@@ -10,7 +10,7 @@ import click
 from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, COUNTS, command, flag, query
+from pipeline.cli.options import ANY_PATH, COUNTS, command, flag_option, query
 from pipeline.cli.output import say_bytes, say_json
 from pipeline.core import log
 from pipeline.core.errors import ImageDiffers
@@ -32,7 +32,7 @@ _SHORT_FAILURE = 60
 @click.option("--draft", type=ANY_PATH, help="Folder of the draft model's weights.")
 @options.override_options
 @options.gpus_option
-@flag("--lan", help="Let other machines connect, too.")
+@flag_option("--lan", help="Let other machines connect, too.")
 @click.option(
     "--host-nccl",
     type=click.Choice(["settings", "patched"]),
@@ -56,7 +56,7 @@ _SHORT_FAILURE = 60
     metavar="CHECK",
     help=f"Leave a check of the machine out: {', '.join(CHECKS)}. Repeatable.",
 )
-@flag(
+@flag_option(
     "--context-ladder",
     help="Start with one context after the other, test each, and keep the last good one.",
 )
@@ -65,8 +65,8 @@ _SHORT_FAILURE = 60
     type=COUNTS,
     help="Contexts of --context-ladder [default: the recipe's, else 65536,98304,131072,262144].",
 )
-@flag("--with-fallback", help="Where it fails, try the recipe's fallback.")
-@flag("--dry-run", help="Check the machine and show the container; start nothing.")
+@flag_option("--with-fallback", help="Where it fails, try the recipe's fallback.")
+@flag_option("--dry-run", help="Check the machine and show the container; start nothing.")
 def serve_command(
     workspace: Workspace,
     /,
@@ -108,7 +108,7 @@ def serve_command(
             return say_json({"recipe": name, "context_tokens": good, "beyond": why})
         click.echo(f"{name} is served with {good} tokens of context")
         return click.echo(f"No more: {why}" if why else "That is the last step asked for.")
-    done = app.serve.serve(workspace, request, with_fallback=with_fallback)
+    done = app.serve.serve_recipe(workspace, request, with_fallback=with_fallback)
     recipe, served = done.recipe, done.served
     if as_json:
         return say_json(
@@ -167,19 +167,19 @@ def recipe_status_command(
 
 @command
 @click.argument("recipe", metavar="RECIPE")
-@flag("--follow", "-f", help="Go on until the engine ends.")
+@flag_option("--follow", "-f", help="Go on until the engine ends.")
 @click.option("--tail", type=click.IntRange(1), help="Only the last lines.")
 @options.engine_option
 @options.on_options
 def recipe_logs_command(workspace: Workspace, /, **options: Any) -> None:
     """Print the log of a served recipe."""
-    for piece in app.serve.read_log(workspace, **options):
+    for piece in app.serve.follow_log(workspace, **options):
         say_bytes(piece)
 
 
 @query
 @click.argument("recipes", metavar="RECIPE...", nargs=-1)
-@flag("--all", "stop_all", help="Everything that is served here.")
+@flag_option("--all", "stop_all", help="Everything that is served here.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -198,7 +198,7 @@ def recipe_stop_command(
     """
     if bool(recipes) == stop_all:
         raise click.UsageError("name recipes, or --all")
-    seconds = app.serve.stop(workspace, recipes, **options)
+    seconds = app.serve.stop_recipes(workspace, recipes, **options)
     if as_json:
         return say_json({name: round(value, 3) for name, value in seconds.items()})
     for name, value in seconds.items():

@@ -8,25 +8,25 @@ import click
 
 from pipeline import app
 from pipeline.app.recipes import is_address
-from pipeline.app.smoke import RUNGS, Expectations, SmokeRequest
+from pipeline.app.smoke import RUNGS, SmokeExpectations, SmokeRequest
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, COUNTS, EXISTING_FILE, flag, query
+from pipeline.cli.options import ANY_PATH, COUNTS, EXISTING_FILE, flag_option, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.serving.smoke.model import SmokeResult
 
 _OPTIONS = (
     click.option("--model", help="Name of the model [default: the first that the server has]."),
-    flag(
+    flag_option(
         "--no-quality",
         help="Judge only what any sound server guarantees, for a model that cannot think.",
     ),
-    flag("--no-tools", help="Expect no tool calls."),
-    flag("--reasoning", help="Expect a model that thinks before it answers."),
-    flag("--vision", help="Expect a model that sees pictures."),
-    flag("--text-only", help="Leave pictures out, also if the model sees."),
-    flag("--quick", help="Climb in small steps, for a slow machine."),
+    flag_option("--no-tools", help="Expect no tool calls."),
+    flag_option("--reasoning", help="Expect a model that thinks before it answers."),
+    flag_option("--vision", help="Expect a model that sees pictures."),
+    flag_option("--text-only", help="Leave pictures out, also if the model sees."),
+    flag_option("--quick", help="Climb in small steps, for a slow machine."),
     click.option("--streams", type=COUNTS, help="Concurrent requests, such as 1,2,8,64."),
     click.option("--contexts", type=COUNTS, help="Prompt lengths to walk, in tokens."),
     click.option(
@@ -53,11 +53,11 @@ _OPTIONS = (
 @click.argument("target", metavar="RECIPE|URL")
 @click.option("--recipe", "expected", metavar="NAME", help="Of a URL: expect what a recipe says.")
 @options.recipes_option
-@options.packed("expectations", Expectations, *_OPTIONS)
-@flag("--serve", "is_started", help="Start the recipe first, stop it last.")
+@options.packed("expectations", SmokeExpectations, *_OPTIONS)
+@flag_option("--serve", "is_started", help="Start the recipe first, stop it last.")
 @click.option("--weights", type=ANY_PATH, help="With --serve: folder of the weights.")
 @click.option("--draft", type=ANY_PATH, help="With --serve: the draft model's weights.")
-@flag("--restart", help="Restart the recipe's running server for the tests that need it.")
+@flag_option("--restart", help="Restart the recipe's running server for the tests that need it.")
 @options.engine_option
 @options.on_options
 @click.option(

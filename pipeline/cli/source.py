@@ -12,7 +12,7 @@ from pipeline.app.workspace import Workspace
 from pipeline.artifacts.containers.box import KINDS
 from pipeline.artifacts.oci.reference import parse_repository
 from pipeline.cli import options
-from pipeline.cli.options import flag, query
+from pipeline.cli.options import flag_option, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.images.source.compiled import objects_text
@@ -133,7 +133,7 @@ def source_export_command(
 @click.argument("place", metavar="REGISTRY/REPO")
 @options.platform_option
 @options.key_option
-@flag("--dry-run", help="Show what would be sent and send nothing.")
+@flag_option("--dry-run", help="Show what would be sent and send nothing.")
 @options.registry_options
 def source_publish_command(
     workspace: Workspace,

@@ -6,7 +6,7 @@ import click
 
 from pipeline import app
 from pipeline.app.workspace import Workspace
-from pipeline.cli.options import command, flag, query
+from pipeline.cli.options import command, flag_option, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.core.errors import StoreDamaged
@@ -24,10 +24,10 @@ def store_show_command(workspace: Workspace, as_json: bool) -> None:
 
 
 @query
-@flag("--repair", help="Remove damaged files; the next build makes them again.")
+@flag_option("--repair", help="Remove damaged files; the next build makes them again.")
 def store_check_command(workspace: Workspace, repair: bool, as_json: bool) -> None:
     """Read every file of the store again and compare it with the hash in its name."""
-    bad = app.store.check(workspace, repair=repair)
+    bad = app.store.check_store(workspace, repair=repair)
     if as_json:
         say_json({"damaged": [str(p) for p in bad], "repaired": repair})
     else:
@@ -41,7 +41,7 @@ def store_check_command(workspace: Workspace, repair: bool, as_json: bool) -> No
 
 
 @command
-@flag("--yes", help="Remove; without it, only show what would go.")
+@flag_option("--yes", help="Remove; without it, only show what would go.")
 def store_trim_command(workspace: Workspace, yes: bool) -> None:
     """Remove what no built image needs: old layers, kept inputs, stale downloads.
 
@@ -50,7 +50,7 @@ def store_trim_command(workspace: Workspace, yes: bool) -> None:
     removed.
     """
     if yes:
-        return click.echo(f"{log.size(app.store.trim(workspace))} freed")
+        return click.echo(f"{log.size(app.store.trim_store(workspace))} freed")
     found = app.store.trimmable(workspace)
     click.echo(
         f"{log.count(found.files, 'file')} ({log.size(found.file_bytes)}) and"

@@ -14,7 +14,15 @@ import click
 from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, PLAIN_SIZE, RATE, command, flag, query
+from pipeline.cli.options import (
+    ANY_PATH,
+    EXISTING_FILE,
+    PLAIN_SIZE,
+    RATE,
+    command,
+    flag_option,
+    query,
+)
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.core.errors import WeightsDamaged
@@ -26,7 +34,7 @@ if TYPE_CHECKING:
 
 _folder = click.argument("folder", metavar="DIR", type=options.EXISTING_FOLDER)
 _set = click.option("--set", "name", help="Name of the set, where a Hub cache holds several.")
-_full = flag("--full", help="Read every file again, even with a receipt.")
+_full = flag_option("--full", help="Read every file again, even with a receipt.")
 _signature = click.option(
     "--signature",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -86,7 +94,7 @@ def weights_lock_command(
             raise click.UsageError("a folder is locked whole, by itself and without options")
         return _lock_folders(own, as_json)
     if check:
-        rows = app.weights_hub.check_locks(workspace, names)
+        rows = app.weights_hub.check_weights_locks(workspace, names)
         if as_json:
             return say_json(rows)
         if not rows:
@@ -183,7 +191,7 @@ def _show_lock(done: LockedSet, dry_run: bool) -> None:
 @query
 @click.argument("name", metavar="NAME|ORG/MODEL[@REVISION]")
 @click.option("--to", "folder", type=ANY_PATH, required=True, help="Folder for the files.")
-@flag("--hub-cache", help="Use the layout of the Hub's own cache; --to is that cache.")
+@flag_option("--hub-cache", help="Use the layout of the Hub's own cache; --to is that cache.")
 @click.option(
     "--from",
     "neighbours",
@@ -200,7 +208,7 @@ def _show_lock(done: LockedSet, dry_run: bool) -> None:
 @click.option(
     "--exclude", multiple=True, metavar="PATTERN", help="Leave out matching files. Repeatable."
 )
-@flag("--dry-run", help="Show what would be fetched, and write nothing.")
+@flag_option("--dry-run", help="Show what would be fetched, and write nothing.")
 @options.offline_option
 def weights_fetch_command(
     workspace: Workspace, /, name: str, dry_run: bool, as_json: bool, **options: Any
@@ -263,9 +271,9 @@ def weights_fetch_command(
 @click.option(
     "--exclude", multiple=True, metavar="PATTERN", help="Leave out matching files. Repeatable."
 )
-@flag("--full", help="Read every file again, even with a receipt.")
-@flag("--repair", "wants_repair", help="Download what is damaged, and only that.")
-@flag("--dry-run", help="Only show what --repair would download.")
+@flag_option("--full", help="Read every file again, even with a receipt.")
+@flag_option("--repair", "wants_repair", help="Download what is damaged, and only that.")
+@flag_option("--dry-run", help="Only show what --repair would download.")
 @click.option(
     "--from",
     "neighbours",
@@ -297,7 +305,7 @@ def weights_verify_command(
         raise click.UsageError("--dry-run needs --repair: without it nothing is changed anyway")
     if neighbours and not wants_repair:
         raise click.UsageError("--from needs --repair: without it nothing is asked for files")
-    done = app.weights.verify(
+    done = app.weights.verify_weights(
         workspace, repair=wants_repair, dry_run=dry_run, neighbours=neighbours, **options
     )
     pairs = list(zip(done.reports, done.backings, strict=True))
@@ -351,7 +359,7 @@ def weights_scrub_command(workspace: Workspace, /, as_json: bool, **options: Any
 
     Meant for a nightly timer: it runs at low priority and remembers what it has read.
     """
-    slices = app.weights.scrub(workspace, **options)
+    slices = app.weights.scrub_weights(workspace, **options)
     findings = [finding for s in slices for finding in s.findings]
     if as_json:
         whole = not any(finding.damage for finding in findings)
@@ -412,7 +420,7 @@ def weights_serve_command(workspace: Workspace, /, as_json: bool, **options: Any
                 " that"
             )
 
-    app.weights_hub.serve(workspace, on_start=announce, **options)
+    app.weights_hub.serve_hub(workspace, on_start=announce, **options)
 
 
 @query
@@ -429,7 +437,7 @@ def weights_sign_command(workspace: Workspace, /, as_json: bool, **options: Any)
     Files that a receipt vouches for are not read again. The stock tool accepts the signature:
     `model_signing verify key DIR --signature SIG --public_key KEY.pub`.
     """
-    place, done = app.weights.sign(workspace, **options)
+    place, done = app.weights.sign_weights(workspace, **options)
     if as_json:
         return say_json({**asdict(done), "signature": str(done.signature)})
     for path in done.not_covered:

@@ -88,7 +88,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         out.write(data)
 
 
-def keep(partial: Path, final: Path) -> None:
+def keep_file(partial: Path, final: Path) -> None:
     """Gives a finished file its name; it is on the same disk."""
     with os_errors_explained(final):
         final.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ _GRACE_S = 5.0
 _GIVEN_UP: list[subprocess.Popen[bytes]] = []
 
 
-def environment(*extra_names: str, **values: str) -> dict[str, str]:
+def child_environment(*extra_names: str, **values: str) -> dict[str, str]:
     """A short explicit environment: the common names, those asked for, and set values."""
     # a token in the environment reaches only the child that it is named for
     env = {n: os.environ[n] for n in (*_PASSED, *extra_names) if n in os.environ}
@@ -53,7 +53,7 @@ def read(
     """Runs to the end and returns its output; the caller judges the exit code."""
     process = subprocess.Popen(
         list(args),
-        env=dict(env or environment()),
+        env=dict(env or child_environment()),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

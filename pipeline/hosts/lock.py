@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.core.errors import ResolveFailed, UnknownPackage
-from pipeline.hosts.lock_model import Part, TargetLock
+from pipeline.hosts.lock_model import LockedPart, TargetLock
 from pipeline.hosts.spec import HostSpec
 from pipeline.images.lock.debian import (
     Alternatives,
     Stanza,
+    dependency_text,
     pin_of,
     read_relations,
-    shown,
     version_key,
 )
 from pipeline.images.lock.debs import MAX_RELEASE_BYTES, Get, read_packages
@@ -115,7 +115,7 @@ class _Choice:
     index: PackageIndex
     chosen: dict[str, Stanza] = field(default_factory=dict)
 
-    def part(self, names: Sequence[str], accepts: Accepts) -> Part:
+    def part(self, names: Sequence[str], accepts: Accepts) -> LockedPart:
         reached: dict[str, Stanza] = {}
         todo: list[Stanza] = []
         for name in names:
@@ -148,7 +148,7 @@ class _Choice:
             pin_of({**stanza, "Filename": stanza.get("Filename", "").removeprefix("./")})
             for _, stanza in sorted(reached.items())
         ]
-        return Part(packages=sorted(names), debs=pins)
+        return LockedPart(packages=sorted(names), debs=pins)
 
     def _resolve(self, group: Alternatives, needed_by: Stanza) -> Stanza | None:
         """The repository's package for a dependency; None where the system's own archive has it."""
@@ -171,6 +171,7 @@ class _Choice:
         newest = self.index.newest(name, first.accepts)
         if newest is None and len(group) == 1:
             raise ResolveFailed(
-                f"{needed_by['Package']} needs {shown(group)}, which the repository does not offer"
+                f"{needed_by['Package']} needs {dependency_text(group)},"
+                " which the repository does not offer"
             )
         return newest

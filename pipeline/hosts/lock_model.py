@@ -20,7 +20,7 @@ _COMMAND = "sm120 host lock"
 _json = partial(json.dumps, ensure_ascii=False)
 
 
-class Part(Frozen):
+class LockedPart(Frozen):
     """What is installed by name, and all that comes with it from the same repository."""
 
     packages: list[Name]
@@ -31,10 +31,10 @@ class TargetLock(Frozen):
     """One system's packages, as of one signed index."""
 
     index_date: str
-    driver: Part
-    cuda: Part
-    container_toolkit: Part
-    nccl: Part
+    driver: LockedPart
+    cuda: LockedPart
+    container_toolkit: LockedPart
+    nccl: LockedPart
 
     def pins(self) -> dict[str, DebPin]:
         """Every pin by name."""
@@ -80,7 +80,7 @@ def dump_host(lock: HostLock) -> str:
     for name, target in lock.targets.items():
         lines += [f"  {name}:", f"    index_date: {_json(target.index_date)}"]
         for part_name in PARTS:
-            part: Part = getattr(target, part_name)
+            part: LockedPart = getattr(target, part_name)
             lines += [f"    {part_name}:", f"      packages: {_json(part.packages)}"]
             lines.append("      debs:" if part.debs else "      debs: []")
             lines += [f"      - {_json(pin.model_dump())}" for pin in part.debs]

@@ -15,12 +15,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pipeline.core.errors import HubBroken, HubRefused, PipelineError, SourceUnreachable
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.net import failures
-from pipeline.core.net.address import linked_page, next_address, origin_of, parts_of
+from pipeline.core.net.address import linked_page, next_address, origin_of, split_address
 from pipeline.core.net.answer import Pages
 from pipeline.core.net.client import MAY_PASS, Reply
-from pipeline.core.net.http import Client, unreachable
-from pipeline.core.net.settings import Settings
-from pipeline.core.net.timing import Limits, asked_wait_s
+from pipeline.core.net.http import NetClient, unreachable_error
+from pipeline.core.net.settings import NetworkSettings
+from pipeline.core.net.timing import HttpLimits, asked_wait_s
 from pipeline.weights.model import COMMIT, MOST_FILES, FilePin
 
 MOST_PAGE_BYTES = 64 << 20  # 1,000 entries have some hundred kB
@@ -39,7 +39,7 @@ def endpoint() -> str:
 
         address = constants.ENDPOINT
     try:
-        parts_of(address)
+        split_address(address)
     except failures.BadAddress as error:
         raise SourceUnreachable(f"HF_ENDPOINT: {error}", "Correct HF_ENDPOINT.") from error
     return address.rstrip("/")
@@ -81,17 +81,19 @@ class Hub:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: NetworkSettings,
         *,
         endpoint: str,
         token: str | None = None,
         first_wait_s: float = 0.5,
-        limits: Limits | None = None,
+        limits: HttpLimits | None = None,
         attempts: int | None = None,
     ) -> None:
         self.endpoint, self.token, self._attempts = endpoint, token, attempts
         # a login of ~/.netrc is not for the Hub: it has a token, or none on purpose
-        self._client = Client(settings, first_wait_s=first_wait_s, limits=limits, use_netrc=False)
+        self._client = NetClient(
+            settings, first_wait_s=first_wait_s, limits=limits, use_netrc=False
+        )
 
     def commit_of(self, repository: str, revision: str) -> str:
         """The commit that a revision names at this moment."""
@@ -159,7 +161,7 @@ class Hub:
                 raise HubBroken(f"{repository}: {error}") from error
             # settings of this machine have hints of their own
             if isinstance(error, failures.BadProxy | failures.BadHeader | failures.Untrusted):
-                raise unreachable(error) from error
+                raise unreachable_error(error) from error
             hint = "Correct HF_ENDPOINT." if isinstance(error, failures.BadAddress) else _HUB_DOWN
             raise SourceUnreachable(f"{repository}: {error}", hint) from error
         if reply.status != 200:

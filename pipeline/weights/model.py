@@ -100,7 +100,7 @@ def is_reference(text: str) -> bool:
     return "/" in text or "@" in text
 
 
-def spec_of(reference: str) -> WeightsSpec:
+def weights_spec(reference: str) -> WeightsSpec:
     """The spec of `organisation/model[@revision]`: all files of any model, no file needed."""
     repository, at, revision = reference.partition("@")
     # A name for the lock and its files: `--` is in no repository's name (huggingface_hub,
@@ -181,7 +181,7 @@ class WeightsLock(Sealed):
         return sum(pin.size_bytes for pin in self.files)
 
 
-def sealed(spec: WeightsSpec, commit: str, files: list[FilePin]) -> WeightsLock:
+def sealed_weights_lock(spec: WeightsSpec, commit: str, files: list[FilePin]) -> WeightsLock:
     """A new lock, sorted and sealed."""
     return WeightsLock(
         name=spec.name,
@@ -194,7 +194,7 @@ def sealed(spec: WeightsSpec, commit: str, files: list[FilePin]) -> WeightsLock:
     ).sealed()
 
 
-def dump(lock: WeightsLock) -> str:
+def dump_weights_lock(lock: WeightsLock) -> str:
     """The lock as text: a line a file, so that a diff shows only what moved."""
     # JSON is YAML too: a file stays on one line, whatever characters its name has
     rows = [json.dumps(p.model_dump(exclude_none=True), ensure_ascii=False) for p in lock.files]
@@ -232,7 +232,7 @@ def spec_names(checkout: Checkout) -> list[str]:
 def read_spec(checkout: Checkout, name: str) -> WeightsSpec:
     """One set's spec, by its name; any model's by `organisation/model[@revision]`."""
     if is_reference(name):
-        plain = spec_of(name)
+        plain = weights_spec(name)
         if plain.name not in spec_names(checkout):
             return plain
         # it was saved, and perhaps edited since
@@ -263,12 +263,12 @@ def write_spec(path: Path, spec: WeightsSpec) -> None:
     write_bytes(path, yaml.safe_dump(fields, sort_keys=False, allow_unicode=True).encode())
 
 
-def write_lock(path: Path, lock: WeightsLock) -> None:
+def write_weights_lock(path: Path, lock: WeightsLock) -> None:
     """Put the lock in its place, whole."""
-    write_bytes(path, dump(lock).encode())
+    write_bytes(path, dump_weights_lock(lock).encode())
 
 
-def read_lock(path: Path, *, name: str = "NAME", edited: str = "") -> WeightsLock:
+def read_weights_lock(path: Path, *, name: str = "NAME", edited: str = "") -> WeightsLock:
     """A lock that is whole and unedited."""
     lock_it = f"`sm120 weights lock {name}`"
     edited = edited or f"Restore it (`git checkout lockfiles`), or make it again with {lock_it}."
@@ -280,17 +280,17 @@ def kept_locks(checkout: Checkout) -> list[WeightsLock]:
     locks = []
     for path in sorted((checkout.root / "lockfiles" / "weights").glob("*.lock.yaml")):
         try:
-            locks.append(read_lock(path))
+            locks.append(read_weights_lock(path))
         except LockEdited as error:
             log.say(f"skipped: {error}")
     return locks
 
 
-def current_lock(checkout: Checkout, name: str) -> WeightsLock:
+def current_weights_lock(checkout: Checkout, name: str) -> WeightsLock:
     """A set's lock, if it was made for today's spec."""
     spec = read_spec(checkout, name)
     path = lock_path(checkout, spec.name)
-    lock = read_lock(path, name=name)
+    lock = read_weights_lock(path, name=name)
     # a lock that was copied to another name has a good seal, so the name inside counts
     if lock.name != spec.name or lock.repository != spec.repository:
         raise LockEdited(

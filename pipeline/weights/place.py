@@ -17,7 +17,14 @@ from pathlib import Path
 
 from pipeline.core.errors import LockEdited, LockStale, StoreUnwritable, WeightsUnknown
 from pipeline.core.sealed import read_or_none
-from pipeline.weights.model import COMMIT, FilePin, WeightsLock, WeightsSpec, read_lock, write_lock
+from pipeline.weights.model import (
+    COMMIT,
+    FilePin,
+    WeightsLock,
+    WeightsSpec,
+    read_weights_lock,
+    write_weights_lock,
+)
 
 STATE = ".sm120"
 _MODELS = "models--"
@@ -35,7 +42,7 @@ def require_no_links(*folders: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Place:
+class LockedFolder:
     """A folder that holds, or is going to hold, one locked set."""
 
     root: Path  # of the files, or in the Hub's layout of the repository's cache
@@ -102,7 +109,7 @@ class Place:
         """Leave the lock beside the files; of a fetch that `is_begun`, for the next run."""
         self.require_own_state()
         # a branch may move while a fetch goes on, so it has its lock before its files
-        write_lock(self.begun_file if is_begun else self.lock_file, self.lock)
+        write_weights_lock(self.begun_file if is_begun else self.lock_file, self.lock)
         if not is_begun:
             self.begun_file.unlink(missing_ok=True)
 
@@ -154,18 +161,18 @@ def kept_lock(folder: Path, spec: WeightsSpec) -> WeightsLock | None:
     roots = [cached.root] if cached else [folder, folder / cache_name(spec)]
     states = [state for root in roots for state in (root / STATE, root / STATE / spec.name)]
     for path in (state / name for state in states for name in (_BEGUN, _LOCK)):
-        lock = read_or_none(read_lock, path)
+        lock = read_or_none(read_weights_lock, path)
         if lock and (lock.repository, lock.spec) == (spec.repository, spec.lock_digest()):
             return lock
     return None
 
 
-def offered_place(folders: Sequence[Path], spec: WeightsSpec) -> Place | None:
+def offered_place(folders: Sequence[Path], spec: WeightsSpec) -> LockedFolder | None:
     """Where the lock of a spec lies among folders from which its files are to come.
 
     None where there is no lock at all; one that is damaged or of something else is refused.
     """
-    places: list[Place] = []
+    places: list[LockedFolder] = []
     for folder in folders:
         try:
             places += _beside(folder, in_hub_cache(folder))
@@ -191,7 +198,7 @@ def offered_place(folders: Sequence[Path], spec: WeightsSpec) -> Place | None:
     return None
 
 
-def new_place(folder: Path, lock: WeightsLock, *, hub_cache: bool) -> Place:
+def new_place(folder: Path, lock: WeightsLock, *, hub_cache: bool) -> LockedFolder:
     """The place for a set at a folder; for the Hub's layout that is its cache folder.
 
     A folder that already is a part of a Hub cache is used as that: a plain file in the place of a
@@ -200,8 +207,10 @@ def new_place(folder: Path, lock: WeightsLock, *, hub_cache: bool) -> Place:
     wanted, cached = cache_name(lock), in_hub_cache(folder)
     if cached is None:
         if not hub_cache:
-            return Place(folder, lock)
-        return Place(folder if folder.name == wanted else folder / wanted, lock, hub_cache=True)
+            return LockedFolder(folder, lock)
+        return LockedFolder(
+            folder if folder.name == wanted else folder / wanted, lock, hub_cache=True
+        )
     name = cached.root.resolve().name
     if name.startswith(_MODELS) and name != wanted:
         raise WeightsUnknown(
@@ -215,10 +224,10 @@ def new_place(folder: Path, lock: WeightsLock, *, hub_cache: bool) -> Place:
             f" {lock.commit}",
             f"Name {_SNAPSHOTS}/{lock.commit}, or the lock of the revision that is here.",
         )
-    return Place(cached.root, lock, hub_cache=True)
+    return LockedFolder(cached.root, lock, hub_cache=True)
 
 
-def lock_place(folder: Path, lock: WeightsLock) -> Place:
+def lock_place(folder: Path, lock: WeightsLock) -> LockedFolder:
     """Where a lock's files lie that are already at a folder, in whichever layout."""
     for cache in (folder, folder / "hub"):  # HF_HOME keeps its cache in `hub`
         if (cache / cache_name(lock)).is_dir():
@@ -226,7 +235,7 @@ def lock_place(folder: Path, lock: WeightsLock) -> Place:
     return new_place(folder, lock, hub_cache=False)
 
 
-def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[Place]:
+def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[LockedFolder]:
     """Every locked set in a folder: the one it is, or those of a Hub cache.
 
     Where no lock lies beside the files, as in a cache that the Hub's own client made, it is one of
@@ -237,10 +246,10 @@ def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[Place
     fitting = (
         place
         for root in _repositories(folder, cached)
-        for place in (Place(root, lock, hub_cache=True) for lock in known)
+        for place in (LockedFolder(root, lock, hub_cache=True) for lock in known)
         if root.resolve().name == cache_name(place.lock) and place.snapshot.is_dir()
     )
-    both: tuple[Iterable[Place], ...] = (beside, fitting)
+    both: tuple[Iterable[LockedFolder], ...] = (beside, fitting)
     for places in both:
         # a snapshot was named: the sets of the cache's other commits are not meant
         if meant := [p for p in places if not cached or cached.commit in ("", p.lock.commit)]:
@@ -261,21 +270,23 @@ def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[Place
     raise WeightsUnknown(f"{folder}: has no locked weights ({STATE}/lock.yaml is missing)", hint)
 
 
-def _beside(folder: Path, cached: CachePath | None) -> Iterator[Place]:
+def _beside(folder: Path, cached: CachePath | None) -> Iterator[LockedFolder]:
     if (folder / STATE / _LOCK).is_file():
-        lock = read_kept(folder / STATE / _LOCK)
+        lock = read_kept_lock(folder / STATE / _LOCK)
         # a lock that lies in a snapshot: its files are links, so the place is the cache around it
         is_snapshot = cached is not None and cached.commit == lock.commit
-        yield new_place(folder, lock, hub_cache=False) if is_snapshot else Place(folder, lock)
+        yield (
+            new_place(folder, lock, hub_cache=False) if is_snapshot else LockedFolder(folder, lock)
+        )
     for root in _repositories(folder, cached):
         for path in sorted(p for p in (root / STATE).glob(f"*/{_LOCK}") if p.is_file()):
-            yield Place(root, read_kept(path), hub_cache=True)
+            yield LockedFolder(root, read_kept_lock(path), hub_cache=True)
 
 
-def read_kept(path: Path) -> WeightsLock:
+def read_kept_lock(path: Path) -> WeightsLock:
     """The lock beside files; a fetch writes it."""
     hint = f"Remove {path} and fetch the set again: files that are right are kept."
-    return read_lock(path, edited=hint)
+    return read_weights_lock(path, edited=hint)
 
 
 def _repositories(folder: Path, cached: CachePath | None) -> list[Path]:

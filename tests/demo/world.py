@@ -78,7 +78,7 @@ def new_world(folder: Path, stack: ExitStack, overview: Overview) -> World:
         (folder / name).mkdir(parents=True)
     short = Path(tempfile.mkdtemp(prefix="sm120-demo-", dir="/tmp"))
     stack.callback(shutil.rmtree, short, ignore_errors=True)
-    env = proc.environment(
+    env = proc.child_environment(
         *(name for name in os.environ if name.startswith(("PIP_", "UV_", "SM120_DEBIAN"))),
         *("SM120_MIRRORS", "SSL_CERT_FILE", "http_proxy", "https_proxy", "no_proxy"),
         PYTHONPATH=str(ROOT),

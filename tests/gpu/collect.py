@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline.app.workspace import host_platform
 from pipeline.artifacts.store.store import Store, default_root, open_store
-from pipeline.core.net.http import Client
+from pipeline.core.net.http import NetClient
 from pipeline.core.net.settings import read_settings
 from pipeline.images.assemble.plan import plan_image
 from pipeline.images.fetch.inputs import make_fetcher
@@ -34,7 +34,7 @@ FILES = {
 
 def gate_context(store: Store) -> GateContext:
     """What opens an image's gate."""
-    client = Client(read_settings(()))
+    client = NetClient(read_settings(()))
     return GateContext(
         Checkout(ROOT),
         store,

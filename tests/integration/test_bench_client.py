@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.serving.bench.record import read_rows, read_run
-from pipeline.serving.bench.self_test import measure, stub
+from pipeline.serving.bench.record import read_request_rows, read_run
+from pipeline.serving.bench.self_test import measure_client, stub
 from tests.perf.measure import run as run_measured
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ def _command(port: int, out: Path, *words: str) -> list[str]:
 
 @pytest.mark.parametrize("streams", [32, 256])
 def test_the_client_measures_itself_and_says_whether_it_is_trusted(streams: int) -> None:
-    test = measure(streams, 1)
+    test = measure_client(streams, 1)
     assert test.tokens == test.requests * round(1 / max(0.02, streams / 15_000))
     # the stub waits this long, however busy the machine is
     assert test.true_ttft_ms >= 200
@@ -57,7 +57,7 @@ def test_a_run_that_is_stopped_is_valid_and_goes_on(tmp_path: Path) -> None:
     assert (run.state, run.interruptions) == ("complete", 1)
     assert run.cells[0].trials[:2] == partial.cells[0].trials
     for trial in run.cells[0].trials:
-        assert len(list(read_rows(tmp_path / "quick", trial.requests))) == 4
+        assert len(list(read_request_rows(tmp_path / "quick", trial.requests))) == 4
 
 
 def test_no_process_of_the_client_outlives_it(tmp_path: Path) -> None:

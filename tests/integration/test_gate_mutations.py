@@ -20,15 +20,15 @@ from pipeline.artifacts.binary.fatbin import CUBIN
 from pipeline.artifacts.store.store import open_store
 from pipeline.core import log
 from pipeline.images.assemble.plan import plan_image
-from pipeline.images.gate.arch import ObjectVerdict, read_facts
-from pipeline.images.gate.arch import judge as judge_object
+from pipeline.images.gate.arch import ObjectVerdict, read_binary_facts
+from pipeline.images.gate.arch import judge_object as judge_object
 from pipeline.images.gate.numerics import check_numbers, numeric_cases
 from pipeline.images.gate.patches import decide, with_numbers
-from pipeline.images.gate.smem.cases import Case
+from pipeline.images.gate.smem.cases import KernelCase
 from pipeline.images.gate.smem.engine import EngineTree, with_files
 from pipeline.images.gate.smem.image_gate import ImageGate, find_case, open_gate
 from pipeline.images.gate.smem.limits import card_for
-from pipeline.images.gate.smem.run import judge_all
+from pipeline.images.gate.smem.run import judge_cases
 from tests.gpu.collect import gate_context
 from tests.integration.built import ROOT
 from tests.integration.mutants import EXTEND, MLA, MUTANTS, Mutant
@@ -86,14 +86,14 @@ def mutated(gate: ImageGate, mutant: Mutant) -> AbstractContextManager[EngineTre
     return changed(gate, gate.patched(), mutant.file, mutant.old, mutant.new)
 
 
-def numeric_case(gate: ImageGate, name: str) -> Case:
+def numeric_case(gate: ImageGate, name: str) -> KernelCase:
     return next(case for case in numeric_cases(gate) if case.name == name)
 
 
 def verdict_on(gate: ImageGate, tree: EngineTree, which: str, case: str) -> tuple[str, str]:
     target = gate.target(tree, CARD)
     if which == "smem":
-        judged = judge_all(target, gate.gates, [find_case(gate.gates, case)])[0]
+        judged = judge_cases(target, gate.gates, [find_case(gate.gates, case)])[0]
         return judged.verdict, judged.message
     computed = check_numbers(target, [numeric_case(gate, case)]).cases[0]
     return computed.verdict, computed.message
@@ -125,8 +125,8 @@ def dead_branch(gate: ImageGate) -> Finding:
     branch = place.replace(">= 8", "== 12") + "            BLOCK_M, BLOCK_N = 32, 32\n"
     cases = [find_case(gate.gates, MLA)]
     with changed(gate, gate.tree, EXTEND, place, branch + place) as tree:
-        after = judge_all(gate.target(tree, CARD), gate.gates, cases)
-    before = judge_all(gate.target(gate.tree, CARD), gate.gates, cases)
+        after = judge_cases(gate.target(tree, CARD), gate.gates, cases)
+    before = judge_cases(gate.target(gate.tree, CARD), gate.gates, cases)
     state, message = decide(before, after, applied=False, conflict="")
     return Finding(
         "patch's branch never reached", "patches", state, f"{state}: {message}", state == "inert"
@@ -158,7 +158,7 @@ def foreign_objects() -> list[Finding]:
     }
     result = []
     for name, (data, want) in planted.items():
-        output = judge_object(read_facts(opener(data), len(data)), "sm_120", "sm_120")
+        output = judge_object(read_binary_facts(opener(data), len(data)), "sm_120", "sm_120")
         result.append(
             Finding(name, "arch", output.verdict.value, output.message, output.verdict is want)
         )

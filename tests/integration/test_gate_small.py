@@ -23,7 +23,7 @@ from pipeline.images.gate.smem.cases import GateFile, Gates
 from pipeline.images.gate.smem.engine import EngineTree
 from pipeline.images.gate.smem.environment import Environment, known_facts
 from pipeline.images.gate.smem.limits import card_for
-from pipeline.images.gate.smem.run import WORKER, GateTarget, judge_all
+from pipeline.images.gate.smem.run import WORKER, GateTarget, judge_cases
 
 HERE = Path(__file__).parent
 TOKENS = {"shape": ["tokens", "heads", 128], "dtype": "float32"}
@@ -87,7 +87,7 @@ def judge(environment: Environment, root: Path, gate: str, change: tuple[str, st
     gates = Gates(setup=setup, gates={"smem-tiny": GateFile.model_validate(GATE)})
     target = GateTarget(open_store(root / "store"), environment, tree, setup, card_for("sm_120"))
     if gate == "smem":
-        (fit,) = judge_all(target, gates, gates.cases())
+        (fit,) = judge_cases(target, gates, gates.cases())
         return f"{fit.verdict} {fit.message}"
     spec = gates.gates["smem-tiny"].cases[0]
     cases = list(numeric("smem-tiny", spec, NumericsSpec.model_validate(NUMERICS), spec.name))

@@ -15,9 +15,9 @@ import pytest
 
 from pipeline.app.images import find_image
 from pipeline.app.workspace import host_platform
-from pipeline.artifacts.containers.box import Box, Limits, run_step
+from pipeline.artifacts.containers.box import Box, StepLimits, run_step
 from pipeline.artifacts.containers.sandbox import Namespaces
-from pipeline.artifacts.oci.config import read_config
+from pipeline.artifacts.oci.config import read_image_config
 from pipeline.artifacts.store.store import open_store
 from pipeline.images.source.toolchain import unpacked
 from pipeline.images.spec.checkout import Checkout
@@ -82,10 +82,10 @@ def test_torch_of_the_image_calls_it_in_place_of_its_own(big_store: Path) -> Non
     build_image(big_store, "vllm-nccl", host_platform())
     store = open_store(big_store)
     image = find_image(Checkout(ROOT), store, "vllm-nccl", host_platform())
-    variables = read_config(store.read_blob(image.record.config)).variables()
+    variables = read_image_config(store.read_blob(image.record.config)).variables()
     lines: list[str] = []
     with store.scratch() as scratch, unpacked(store, image) as root:
-        limits = Limits(cpus=2, memory_bytes=64 << 30, silent_s=1800.0)
+        limits = StepLimits(cpus=2, memory_bytes=64 << 30, silent_s=1800.0)
         box = Box(root, "", {}, variables, limits, scratch, workdir="/")
         code = run_step(Namespaces(), box, [PYTHON, "-c", IN_TORCH], lines.append)
     assert not code, lines[-5:]

@@ -17,7 +17,7 @@ import pytest
 import requests
 import yaml
 
-from pipeline.weights.model import WeightsSpec, write_lock
+from pipeline.weights.model import WeightsSpec, write_weights_lock
 from tests.integration.site import LEFT, Site, new_site
 from tests.testbed.apt_repository import DRIVER, NEW_DRIVER, OLD_DRIVER, PLAIN_DRIVER
 from tests.testbed.debian import NOBLE
@@ -599,7 +599,7 @@ def lock_weights(checkout: Path, neighbour: Path) -> None:
     folder = checkout / "lockfiles" / "weights"
     folder.mkdir(parents=True)
     (folder / "tiny.yaml").write_text(yaml.safe_dump(SPEC.model_dump(mode="json")))
-    write_lock(folder / "tiny.lock.yaml", place.lock)
+    write_weights_lock(folder / "tiny.lock.yaml", place.lock)
 
 
 CLOSED = {"name": "nvidia-driver-580", "version": "580.95.05-1", "sha256": "0" * 64}

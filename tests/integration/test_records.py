@@ -15,7 +15,7 @@ import requests
 from pipeline.app.workspace import host_platform
 from pipeline.artifacts.attest.cosign import Content, attestation_attachment, signature_attachment
 from pipeline.artifacts.attest.envelope import enclose, read_envelope
-from pipeline.artifacts.attest.keys import LocalSigner, new_key, public_pem, write_key
+from pipeline.artifacts.attest.keys import LocalSigner, make_private_key, public_pem, write_key
 from pipeline.artifacts.attest.names import HOST_FACTS, PROVENANCE
 from pipeline.artifacts.attest.statement import make_statement, moment
 from pipeline.core.errors import EvidenceBroken
@@ -113,7 +113,7 @@ def test_cosign_accepts_our_statements_offline(
     good = ask(cosign, tmp_path, *check, "--key", public, "--type", kind, recorded.manifest)
     assert good.returncode == 0, good.stderr
     other = tmp_path / "other.pub"
-    other.write_text(public_pem(new_key().public_key()))
+    other.write_text(public_pem(make_private_key().public_key()))
     for wrong in (
         ("--key", other, "--type", kind, recorded.manifest),
         ("--key", public, "--type", "vuln", recorded.manifest),
@@ -123,7 +123,7 @@ def test_cosign_accepts_our_statements_offline(
 
 
 def test_cosign_accepts_a_predicate_of_our_own(cosign: Path, tmp_path: Path) -> None:
-    key = new_key()
+    key = make_private_key()
     public = write_key(tmp_path / "k.pem", key)
     said = make_statement("x", sha256_of(b"facts"), HOST_FACTS, {"host": "x"}, moment())
     (tmp_path / "x").write_bytes(b"facts")
@@ -185,7 +185,7 @@ def config_of(layers: Sequence[Content]) -> bytes:
 def test_cosign_verifies_signature_and_attestation_in_a_registry(
     cosign: Path, registry: Registry, tmp_path: Path
 ) -> None:
-    evidence_folder, key = RegistryFolder(registry), new_key()
+    evidence_folder, key = RegistryFolder(registry), make_private_key()
     public, signer = write_key(tmp_path / "k.pem", key), LocalSigner(key)
     layer = Content(b"layer", "application/vnd.oci.image.layer.v1.tar+gzip", {})
     digest = evidence_folder.manifest("v1", config_of([layer]), [layer])
@@ -204,7 +204,7 @@ def test_cosign_verifies_signature_and_attestation_in_a_registry(
     done = ask(cosign, tmp_path, *attested, image)
     assert done.returncode == 0, done.stderr
     other = tmp_path / "other.pub"
-    other.write_text(public_pem(new_key().public_key()))
+    other.write_text(public_pem(make_private_key().public_key()))
     assert ask(cosign, tmp_path, "verify", *loose, "--key", other, image).returncode != 0
     wrong = ("verify-attestation", *loose, "--key", other, "--type", "slsaprovenance1")
     assert ask(cosign, tmp_path, *wrong, image).returncode != 0

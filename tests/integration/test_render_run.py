@@ -17,10 +17,10 @@ from docker.models.containers import Container
 from pipeline.app.workspace import host_platform
 from pipeline.artifacts.containers.arguments import Mount
 from pipeline.artifacts.containers.docker import default_tag
-from pipeline.serving.recipe.container import Target
+from pipeline.serving.recipe.container import LaunchTarget
 from pipeline.serving.recipe.launch import Launch
 from pipeline.serving.recipe.model import ContainerSpec
-from pipeline.serving.recipe.render.formats import render
+from pipeline.serving.recipe.render.formats import render_launch
 from tests.integration.built import Built, build_image, sm120
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.engine import chat
@@ -122,7 +122,9 @@ def test_a_pasted_command_serves(
     docker_daemon: DockerDaemon, reference: str, tiny_model: Path
 ) -> None:
     launch = tiny_launch(tiny_model)
-    with shell_command(docker_daemon, render(launch, Target(image=reference), "docker")):
+    with shell_command(
+        docker_daemon, render_launch(launch, LaunchTarget(image=reference), "docker")
+    ):
         require_served(docker_daemon, reference, launch)
 
 
@@ -154,7 +156,7 @@ def test_sys_nice_lets_an_engine_that_is_not_root_place_its_memory(
 ) -> None:
     spec = ContainerSpec(capabilities=capabilities)
     launch = tiny_launch(tiny_model).model_copy(update={"container": spec})
-    text = render(launch, Target(image=reference, detached=True), "docker")
+    text = render_launch(launch, LaunchTarget(image=reference, detached=True), "docker")
     env = system_environment(DOCKER_HOST=docker_daemon.socket_url)
     started = subprocess.run(
         ["sh", "-c", text], env=env, check=True, capture_output=True, text=True
@@ -176,6 +178,6 @@ def test_a_compose_file_serves(
     tmp_path: Path,
 ) -> None:
     launch, file = tiny_launch(tiny_model), tmp_path / "compose.yaml"
-    file.write_text(render(launch, Target(image=reference), "compose"))
+    file.write_text(render_launch(launch, LaunchTarget(image=reference), "compose"))
     with compose_file(docker_daemon, trixie("docker-compose"), file):
         require_served(docker_daemon, reference, launch)

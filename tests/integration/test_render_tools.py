@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from pipeline.artifacts.containers.arguments import Mount
-from pipeline.serving.recipe.container import Target
+from pipeline.serving.recipe.container import LaunchTarget
 from pipeline.serving.recipe.launch import Launch
-from pipeline.serving.recipe.render.formats import client_settings, render, render_env
+from pipeline.serving.recipe.render.formats import client_settings, render_env, render_launch
 from tests.testbed.packages import CannotHave, find_program, system_environment
 from tests.testbed.unit_file import settings, words
 from tests.unit.recipe.render.launches import (
@@ -113,9 +113,9 @@ def read_by_systemd(folder: Path, unit: str) -> list[str]:
     return [re.sub(r"\\(.)", r"\1", quoted) or plain for quoted, plain in found]
 
 
-def generated(quadlet: Path, folder: Path, launch: Launch, target: Target = TARGET) -> str:
+def generated(quadlet: Path, folder: Path, launch: Launch, target: LaunchTarget = TARGET) -> str:
     """The unit that Podman's generator makes of a quadlet."""
-    (folder / "engine.container").write_text(render(launch, target, "quadlet"))
+    (folder / "engine.container").write_text(render_launch(launch, target, "quadlet"))
     done = asked(quadlet, "--dryrun", QUADLET_UNIT_DIRS=str(folder))
     assert done.returncode == 0, done.stderr
     # a key that it does not know is a warning in some versions
@@ -129,7 +129,7 @@ def values_after(found: list[str], flag: str) -> list[str]:
 
 def test_podmans_generator_makes_the_unit_of_a_quadlet(quadlet: Path, tmp_path: Path) -> None:
     launch = hostile_launch("quadlet")
-    unit = generated(quadlet, tmp_path, launch, Target(image=IMAGE, nccl="patched"))
+    unit = generated(quadlet, tmp_path, launch, LaunchTarget(image=IMAGE, nccl="patched"))
     start = dict(settings(unit, "Service"))["ExecStart"]
     # specifiers of the generator's own
     found = words(start.replace("systemd-%N", "N").replace("%t/%N", "N"))
@@ -154,7 +154,7 @@ def test_podmans_generator_makes_the_unit_of_a_quadlet(quadlet: Path, tmp_path: 
 
 
 def test_podmans_generator_refuses_what_is_no_quadlet(quadlet: Path, tmp_path: Path) -> None:
-    good = render(small_launch(), TARGET, "quadlet")
+    good = render_launch(small_launch(), TARGET, "quadlet")
     for bad in (good.replace("Volume=", "Volumes="), good.replace("Image=", "#")):
         (tmp_path / "engine.container").write_text(bad)
         done = asked(quadlet, "--dryrun", QUADLET_UNIT_DIRS=str(tmp_path))
@@ -174,7 +174,7 @@ def test_systemd_reads_the_unit_of_a_quadlet(
 
 @pytest.mark.parametrize("runner", ["docker", "podman"])
 def test_systemd_reads_our_unit(open_folder: Path, runner: Any) -> None:
-    unit = render(hostile_launch(), Target(image=IMAGE, runner=runner), "systemd")
+    unit = render_launch(hostile_launch(), LaunchTarget(image=IMAGE, runner=runner), "systemd")
     found = [word.replace("$$", "$") for word in read_by_systemd(open_folder, unit)]
     assert found[-len(HOSTILE) :] == HOSTILE
     assert values_after(found, "-e") == VARIABLES
@@ -182,7 +182,9 @@ def test_systemd_reads_our_unit(open_folder: Path, runner: Any) -> None:
 
 def test_systemd_finds_no_fault_in_our_unit(tmp_path: Path) -> None:
     path = tmp_path / "engine.service"
-    good = render(hostile_launch(), TARGET, "systemd").replace("/usr/bin/docker", "/bin/true")
+    good = render_launch(hostile_launch(), TARGET, "systemd").replace(
+        "/usr/bin/docker", "/bin/true"
+    )
     good = good.replace("Requires=docker.service\n", "")
     analyze = find_program("systemd-analyze")
     path.write_text(good)
@@ -195,7 +197,9 @@ def test_systemd_finds_no_fault_in_our_unit(tmp_path: Path) -> None:
 
 def test_compose_gives_the_engine_what_the_recipe_says(compose: Path, tmp_path: Path) -> None:
     path = tmp_path / "compose.yaml"
-    path.write_text(render(hostile_launch(), Target(image=IMAGE, gpus=[0, 1]), "compose"))
+    path.write_text(
+        render_launch(hostile_launch(), LaunchTarget(image=IMAGE, gpus=[0, 1]), "compose")
+    )
     done = asked(compose, "-f", path, "config", "--format", "json")
     assert done.returncode == 0, done.stderr
     engine = json.loads(done.stdout)["services"]["engine"]
@@ -214,7 +218,7 @@ def test_compose_gives_the_engine_what_the_recipe_says(compose: Path, tmp_path: 
 
 def test_compose_refuses_what_is_no_compose_file(compose: Path, tmp_path: Path) -> None:
     path = tmp_path / "compose.yaml"
-    good = render(small_launch(), TARGET, "compose")
+    good = render_launch(small_launch(), TARGET, "compose")
     for bad in (good.replace("command:", "commands:"), good.replace("driver: cdi", "driver: [1]")):
         path.write_text(bad)
         assert asked(compose, "-f", path, "config", "--quiet").returncode != 0
@@ -225,9 +229,9 @@ def test_compose_refuses_what_is_no_compose_file(compose: Path, tmp_path: Path) 
 def test_kubernetes_schema_accepts_our_objects(
     kubernetes_validate: Path, tmp_path: Path, version: str
 ) -> None:
-    target = Target(image=IMAGE, nccl="patched", claim="weights")
+    target = LaunchTarget(image=IMAGE, nccl="patched", claim="weights")
     path = tmp_path / "good.yaml"
-    path.write_text(render(hostile_launch(), target, "kubernetes"))
+    path.write_text(render_launch(hostile_launch(), target, "kubernetes"))
     name = "sm120-small-2x against version"
     assert verdicts(kubernetes_validate, path, version) == [
         f"INFO passed for resource deployment/{name} {version}",
@@ -247,7 +251,7 @@ def test_kubernetes_schema_accepts_our_objects(
 def test_kubernetes_schema_refuses_what_is_wrong(
     kubernetes_validate: Path, tmp_path: Path, right: str, wrong: str, message: str
 ) -> None:
-    good = render(small_launch(), TARGET, "kubernetes")
+    good = render_launch(small_launch(), TARGET, "kubernetes")
     assert right in good
     path = tmp_path / "bad.yaml"
     path.write_text(good.partition("---")[0].replace(right, wrong))
@@ -273,7 +277,7 @@ def test_a_shell_starts_what_the_recipe_says(
     fake.write_text('#!/bin/sh\nprintf "%s\\0" "$HOSTILE_4" "$@"\n')
     fake.chmod(0o755)
     script = tmp_path / "script"
-    script.write_text(render(hostile_launch(), TARGET, format_name))
+    script.write_text(render_launch(hostile_launch(), TARGET, format_name))
     assert asked(shell, "-n", script).stderr == ""
     done = asked(shell, script, PATH=f"{tmp_path}:/usr/bin:/bin")
     variable, *found = done.stdout.split("\0")[:-1]

@@ -57,7 +57,7 @@ def browse(page: Path, *args: str) -> str:
     as_root = ["--no-sandbox"] if os.geteuid() == 0 else []
     common = ["--headless=new", *as_root, "--disable-gpu", "--hide-scrollbars"]
     profile = f"--user-data-dir={page.parent / 'profile'}"
-    env = proc.environment(HOME=str(page.parent))
+    env = proc.child_environment(HOME=str(page.parent))
     args = (BROWSER, *common, profile, *args, page.as_uri())
     done = proc.read(args, env=env, timeout_s=120)
     assert done.returncode == 0, done.stderr.decode()

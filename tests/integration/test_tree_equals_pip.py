@@ -21,7 +21,7 @@ import pytest
 
 from pipeline.artifacts.oci.record import FileRow
 from pipeline.artifacts.store.store import Store
-from pipeline.images.assemble.layer import read_file
+from pipeline.images.assemble.layer import read_layer_file
 from pipeline.images.lock.make import tag_ranks
 from tests.integration.built import Built, build_image, sm120
 
@@ -49,7 +49,7 @@ class Tree:
 
     def read(self, path: str) -> bytes:
         row, digest = self.rows[path]
-        return read_file(self.store.blob_path(digest), row)
+        return read_layer_file(self.store.blob_path(digest), row)
 
 
 def image_tree(image: Built) -> Tree:

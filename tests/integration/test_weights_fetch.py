@@ -15,12 +15,18 @@ import huggingface_hub
 import pytest
 
 from pipeline.core.errors import DigestMismatch, HubBroken, SourceUnreachable
-from pipeline.core.net.http import Client
-from pipeline.core.net.settings import Settings
+from pipeline.core.net.http import NetClient
+from pipeline.core.net.settings import NetworkSettings
 from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.hub import Hub
-from pipeline.weights.model import WeightsLock, WeightsSpec, lock_path, sealed, write_lock
-from pipeline.weights.place import Place, new_place
+from pipeline.weights.model import (
+    WeightsLock,
+    WeightsSpec,
+    lock_path,
+    sealed_weights_lock,
+    write_weights_lock,
+)
+from pipeline.weights.place import LockedFolder, new_place
 from pipeline.weights.transfer.fetch import fetch_files
 from pipeline.weights.transfer.sources import find_routes
 from pipeline.weights.transfer.workers import NOTE_BYTES, Options
@@ -59,9 +65,9 @@ def checkout(tmp_path: Path) -> Checkout:
 
 def locked(hub: TestHub, checkout: Checkout) -> WeightsLock:
     commit = hub.repositories["org/tiny"].refs["main"]
-    asker = Hub(Settings(()), endpoint=hub.url, token=TOKEN)
-    lock = sealed(SPEC, commit, asker.files("org/tiny", commit))
-    write_lock(lock_path(checkout, "tiny"), lock)
+    asker = Hub(NetworkSettings(()), endpoint=hub.url, token=TOKEN)
+    lock = sealed_weights_lock(SPEC, commit, asker.files("org/tiny", commit))
+    write_weights_lock(lock_path(checkout, "tiny"), lock)
     return lock
 
 
@@ -81,7 +87,7 @@ def write_random(path: Path, size: int, seed: int) -> Path:
     return path
 
 
-def require_same(place: Place, files: dict[str, Path]) -> None:
+def require_same(place: LockedFolder, files: dict[str, Path]) -> None:
     for name, source in files.items():
         assert (place.snapshot / name).read_bytes() == source.read_bytes(), name
 
@@ -127,7 +133,7 @@ def test_kill_9_at_any_moment_loses_at_most_what_was_in_flight(
     assert hub.sent_bytes() - total <= sum(lost) + 1
 
 
-def kept_bytes(place: Place) -> int:
+def kept_bytes(place: LockedFolder) -> int:
     """What a later run would not ask for: finished files, and what the journals name."""
     from pipeline.weights.transfer.workers import PartialFile
 
@@ -136,7 +142,7 @@ def kept_bytes(place: Place) -> int:
     return partial + sum(p.size_bytes for p in place.lock.files if place.file(p).exists())
 
 
-def require_only_right_files(place: Place, files: dict[str, Path]) -> None:
+def require_only_right_files(place: LockedFolder, files: dict[str, Path]) -> None:
     """At any moment: what stands under a name is complete and right."""
     for name, source in files.items():
         path = place.snapshot / name
@@ -231,7 +237,7 @@ def test_two_hundred_random_wire_faults_and_not_one_wrong_byte(
     data = random.Random(3).randbytes(1_500_000)
     hub.add("org/tiny", {"model.safetensors": data, "config.json": data[:3000]})
     lock = locked(hub, checkout)
-    client = Client(Settings(()))
+    client = NetClient(NetworkSettings(()))
     chance, mended, refused = random.Random(11), 0, 0
     for turn in range(200):
         hub.forgive()

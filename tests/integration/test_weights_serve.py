@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from pipeline.weights.place import Place
+from pipeline.weights.place import LockedFolder
 from tests.testbed.locked_set import COMMIT, SMALL, contents, make_set, random_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,18 +123,18 @@ def hf(tmp_path: Path) -> Hf:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def place(tmp_path_factory: pytest.TempPathFactory) -> LockedFolder:
     return make_set(tmp_path_factory.mktemp("plain"), SMALL, LARGE)
 
 
 @pytest.fixture(scope="module")
-def cache_place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def cache_place(tmp_path_factory: pytest.TempPathFactory) -> LockedFolder:
     return make_set(tmp_path_factory.mktemp("cache"), SMALL, LARGE, hub_cache=True)
 
 
 @pytest.mark.parametrize("layout", ["plain", "hub-cache"])
 def test_hf_download_and_hf_cache_verify_pass(
-    place: Place, cache_place: Place, layout: str, hf: Hf, tmp_path: Path
+    place: LockedFolder, cache_place: LockedFolder, layout: str, hf: Hf, tmp_path: Path
 ) -> None:
     served = place if layout == "plain" else cache_place
     with serving(tmp_path, str(served.root)) as server:
@@ -155,7 +155,7 @@ def test_hf_download_and_hf_cache_verify_pass(
 
 
 def test_library_calls_of_engines_are_answered(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: LockedFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from huggingface_hub import HfApi, HfFileSystem, snapshot_download
 
@@ -190,7 +190,7 @@ def test_library_calls_of_engines_are_answered(
         assert set(contents(Path(folder))) == {p for p in SMALL if p.endswith(".json")}
 
 
-def test_our_own_lock_and_fetch_go_full_circle(place: Place, tmp_path: Path) -> None:
+def test_our_own_lock_and_fetch_go_full_circle(place: LockedFolder, tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     (checkout / "images").mkdir(parents=True)
     (checkout / "lockfiles" / "weights").mkdir(parents=True)
@@ -224,7 +224,7 @@ def test_our_own_lock_and_fetch_go_full_circle(place: Place, tmp_path: Path) -> 
         sm120(nowhere, "verify", str(to), "--full")
 
 
-def test_ranges_in_parallel_make_up_the_file(place: Place, tmp_path: Path) -> None:
+def test_ranges_in_parallel_make_up_the_file(place: LockedFolder, tmp_path: Path) -> None:
     with serving(tmp_path, str(place.root)) as server:
         server.wait_until_ready()
         step = 3_333_333
@@ -246,7 +246,7 @@ def test_ranges_in_parallel_make_up_the_file(place: Place, tmp_path: Path) -> No
 
 
 def test_hf_goes_on_where_it_was_when_the_server_dies_and_comes_back(
-    place: Place, hf: Hf, tmp_path: Path
+    place: LockedFolder, hf: Hf, tmp_path: Path
 ) -> None:
     to = tmp_path / "got"
     with serving(tmp_path, str(place.root)) as server:
@@ -279,7 +279,7 @@ def _largest_partial(folder: Path) -> int:
 
 
 def test_hf_with_the_token_gets_in_and_without_or_with_another_does_not(
-    place: Place, hf: Hf, tmp_path: Path
+    place: LockedFolder, hf: Hf, tmp_path: Path
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"# for tests\n{TOKEN}\n", encoding="utf-8")
@@ -309,7 +309,7 @@ def guarded(tmp_path: Path) -> list[str]:
 
 
 def test_hundreds_of_silent_clients_do_not_shut_out_one_with_a_token(
-    place: Place, hf: Hf, tmp_path: Path
+    place: LockedFolder, hf: Hf, tmp_path: Path
 ) -> None:
     with serving(tmp_path, str(place.root), *guarded(tmp_path)) as server, ExitStack() as stack:
         for _ in range(600):
@@ -325,7 +325,7 @@ def test_hundreds_of_silent_clients_do_not_shut_out_one_with_a_token(
 
 
 def test_a_server_without_a_file_handle_left_says_so_and_keeps_its_proofs(
-    place: Place, tmp_path: Path
+    place: LockedFolder, tmp_path: Path
 ) -> None:
     with serving(tmp_path, str(place.root)) as server:
         server.wait_until_ready()
@@ -348,7 +348,7 @@ def test_a_server_without_a_file_handle_left_says_so_and_keeps_its_proofs(
         assert server.health()["status"] == "ready"
 
 
-def test_hf_over_tls_with_an_own_certificate(place: Place, hf: Hf, tmp_path: Path) -> None:
+def test_hf_over_tls_with_an_own_certificate(place: LockedFolder, hf: Hf, tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         [
@@ -391,7 +391,7 @@ def test_a_flipped_byte_never_reaches_hf(hf: Hf, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_at_once_and_well(
-    place: Place, tmp_path: Path, number: signal.Signals
+    place: LockedFolder, tmp_path: Path, number: signal.Signals
 ) -> None:
     with serving(tmp_path, str(place.root)) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=20):

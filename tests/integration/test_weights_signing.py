@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from pipeline.weights.place import Place
+from pipeline.weights.place import LockedFolder
 from tests.testbed.locked_set import SMALL, make_set, random_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,22 +60,22 @@ def ours(*args: object) -> tuple[bool, str]:
     return run_command(sys.executable, "-m", "pipeline", "weights", *args)
 
 
-def flip(place: Place) -> None:
+def flip(place: LockedFolder) -> None:
     path = place.name(place.lock.files[-2]).resolve()
     data = bytearray(path.read_bytes())
     data[0] ^= 1
     path.write_bytes(data)
 
 
-def remove(place: Place) -> None:
+def remove(place: LockedFolder) -> None:
     (place.snapshot / "config.json").unlink()
 
 
-def add(place: Place) -> None:
+def add(place: LockedFolder) -> None:
     (place.snapshot / "sub dir" / "evil.py").write_bytes(b"")
 
 
-FAULTS: dict[str, Callable[[Place], None]] = {
+FAULTS: dict[str, Callable[[LockedFolder], None]] = {
     "changed bytes": flip,
     "missing file": remove,
     "extra file": add,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.net.http import Client
+from pipeline.core.net.http import NetClient
 from pipeline.core.net.settings import plain_settings
-from pipeline.weights.check.repair import RouteSupply, repair
+from pipeline.weights.check.repair import RouteSupply, repair_damage
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.hashing import BLOCK_BYTES
 from pipeline.weights.transfer.sources import find_routes
@@ -56,7 +56,7 @@ def make_locked(folder: Path, hub: TestHub, *, hub_cache: bool) -> DiskSet:
 
 
 def supply_of(a_set: DiskSet, hub: TestHub) -> RouteSupply:
-    client = Client(plain_settings(), first_wait_s=0.01)
+    client = NetClient(plain_settings(), first_wait_s=0.01)
     routes = find_routes(client, a_set.place.lock, endpoint=hub.url, token=None)
     return RouteSupply(routes[:1], client)
 
@@ -194,7 +194,7 @@ def test_of_many_random_faults_each_is_found_and_repaired(
         # a byte flipped twice is right again, so the bytes themselves are asked, too
         assert damaged <= wrong, fault.__name__
         assert damaged == wrong or (fault is several_bytes and damaged), fault.__name__
-        repair(a_set.place, checked, supply)
+        repair_damage(a_set.place, checked, supply)
         assert a_set.holds_all(), fault.__name__
         settle()
         assert a_set.report().is_whole, fault.__name__
@@ -206,7 +206,7 @@ def test_a_flip_in_a_large_file_costs_one_block_over_http(tmp_path: Path, hub: T
     a_set = make_locked(tmp_path, hub, hub_cache=False)
     assert a_set.report().is_whole
     flip(a_set.path(SHARDS[0]), BLOCK_BYTES + 7)
-    repair(a_set.place, a_set.check(), supply_of(a_set, hub))
+    repair_damage(a_set.place, a_set.check(), supply_of(a_set, hub))
     assert a_set.holds_all()
     assert hub.sent_bytes() == BLOCK_BYTES
 
@@ -216,7 +216,7 @@ def test_bytes_that_are_wrong_on_the_wire_are_not_kept(tmp_path: Path, hub: Test
     assert a_set.report().is_whole
     flip(a_set.path(SHARDS[0]), 7)
     hub.fail(SHARDS[0], hub_faults.flip(100))
-    repair(a_set.place, a_set.check(), supply_of(a_set, hub))
+    repair_damage(a_set.place, a_set.check(), supply_of(a_set, hub))
     assert a_set.holds_all()
     assert hub.sent_bytes() == BLOCK_BYTES + SHARD_BYTES
 
@@ -226,7 +226,7 @@ def test_a_source_that_stays_wrong_leaves_the_file_as_it_was(tmp_path: Path, hub
     flip(a_set.path(SHARDS[0]), 7)
     before = a_set.path(SHARDS[0]).read_bytes()
     hub.fail(SHARDS[0], hub_faults.flip(100), times=1000)
-    (repaired,) = repair(a_set.place, a_set.check(), supply_of(a_set, hub))
+    (repaired,) = repair_damage(a_set.place, a_set.check(), supply_of(a_set, hub))
     assert repaired.error
     assert a_set.path(SHARDS[0]).read_bytes() == before
     assert a_set.kinds() == {SHARDS[0]: "changed"}

@@ -116,7 +116,7 @@ class Tree:
         scratch = self.top.parent / "tmp"
         scratch.mkdir()
         words = self.top.parent / "output"
-        env = proc.environment(PYTHONHASHSEED="0", TMPDIR=str(scratch), NO_COLOR="1")
+        env = proc.child_environment(PYTHONHASHSEED="0", TMPDIR=str(scratch), NO_COLOR="1")
         args = [sys.executable, *PYTEST, *options]
         try:
             with proc.running(args, env=env, output=words, cwd=self.top) as child:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core import log
-from pipeline.core.net.settings import Settings
+from pipeline.core.net.settings import NetworkSettings
 from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.hub import Hub
-from pipeline.weights.model import WeightsSpec, lock_path, sealed, write_lock
+from pipeline.weights.model import WeightsSpec, lock_path, sealed_weights_lock, write_weights_lock
 from tests.perf.measure import Cost, Report, in_turns, run
 from tests.testbed.hub import test_hub
 
@@ -130,8 +130,8 @@ def _write_lock(checkout: Checkout, url: str, commit: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     (checkout.root / "images").mkdir(exist_ok=True)
     path.with_name(f"{_SPEC.name}.yaml").write_text(_SPEC.model_dump_json(), encoding="utf-8")
-    files = Hub(Settings(()), endpoint=url).files(_SPEC.repository, commit)
-    write_lock(path, sealed(_SPEC, commit, files))
+    files = Hub(NetworkSettings(()), endpoint=url).files(_SPEC.repository, commit)
+    write_weights_lock(path, sealed_weights_lock(_SPEC, commit, files))
 
 
 def serve(folder: Path) -> None:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core import log
-from pipeline.weights.check.verify import VerifyOptions, verify
+from pipeline.weights.check.verify import WeightsVerifyOptions, verify_files
 from pipeline.weights.disk import receipt
-from pipeline.weights.model import FilePin, WeightsSpec, sealed
-from pipeline.weights.place import Place
+from pipeline.weights.model import FilePin, WeightsSpec, sealed_weights_lock
+from pipeline.weights.place import LockedFolder
 from tests.perf.measure import TURNS, Cost, Report, in_turns, measured, run
 from tests.testbed.hub import TestHub, test_hub
 
@@ -46,7 +46,7 @@ def measure_verify(report: Report, scratch: Path, sizes: VerifySizes, turns: int
     measure_receipt(report, scratch, sizes, turns)
 
 
-def make_place(folder: Path, hub: TestHub, sizes: VerifySizes) -> Place:
+def make_place(folder: Path, hub: TestHub, sizes: VerifySizes) -> LockedFolder:
     """Random files, a Hub that has them, and their lock."""
     folder.mkdir(parents=True)
     paths = [folder / f"model-{n:02}.safetensors" for n in range(sizes.files)]
@@ -57,7 +57,7 @@ def make_place(folder: Path, hub: TestHub, sizes: VerifySizes) -> Place:
     pins = [
         FilePin(path=path, size_bytes=blob.size, sha256=blob.sha256) for path, blob in blobs.items()
     ]
-    place = Place(folder, sealed(perf_spec(), commit, pins))
+    place = LockedFolder(folder, sealed_weights_lock(perf_spec(), commit, pins))
     place.keep_lock()
     return place
 
@@ -80,7 +80,7 @@ def write_random(path: Path, size_bytes: int) -> None:
             out.write(os.urandom(min(1 << 24, size_bytes - at)))
 
 
-def compare_rates(report: Report, place: Place, hub: TestHub, turns: int) -> None:
+def compare_rates(report: Report, place: LockedFolder, hub: TestHub, turns: int) -> None:
     """The whole command beside the Hub's own, and beside nothing but SHA-256 in memory."""
     total = place.lock.size_bytes
     ours, theirs, pure = in_turns(
@@ -94,12 +94,12 @@ def compare_rates(report: Report, place: Place, hub: TestHub, turns: int) -> Non
     report.compare(title, ours, "hashlib in memory, one thread", pure)
 
 
-def sm120_verify(place: Place) -> list[str]:
+def sm120_verify(place: LockedFolder) -> list[str]:
     """Ours, reading everything."""
     return [sys.executable, "-m", "pipeline", "-q", "weights", "verify", "--full", str(place.root)]
 
 
-def hf_verify(place: Place, hub: TestHub) -> Cost:
+def hf_verify(place: LockedFolder, hub: TestHub) -> Cost:
     """Theirs; it needs a Hub to ask for the hashes."""
     program = str(Path(sys.executable).with_name("hf"))
     args = ["cache", "verify", REPOSITORY, "--local-dir", str(place.root)]
@@ -122,7 +122,7 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def measure_memory(report: Report, place: Place, scratch: Path) -> None:
+def measure_memory(report: Report, place: LockedFolder, scratch: Path) -> None:
     """The peak must not grow with the files."""
     big = run(sm120_verify(place), cwd=ROOT)
     small_pin = FilePin(path="a.safetensors", size_bytes=30_000_000, sha256="0" * 64)
@@ -131,7 +131,7 @@ def measure_memory(report: Report, place: Place, scratch: Path) -> None:
     write_random(folder / small_pin.path, small_pin.size_bytes)
     digest = file_digest(folder / small_pin.path)
     pins = [small_pin.model_copy(update={"sha256": digest})]
-    small = Place(folder, sealed(perf_spec(), place.lock.commit, pins))
+    small = LockedFolder(folder, sealed_weights_lock(perf_spec(), place.lock.commit, pins))
     small.keep_lock()
     little = run([*sm120_verify(small)], cwd=ROOT)
     report.fact(
@@ -140,7 +140,7 @@ def measure_memory(report: Report, place: Place, scratch: Path) -> None:
     )
 
 
-def measure_cold(report: Report, place: Place, file_bytes: int) -> None:
+def measure_cold(report: Report, place: LockedFolder, file_bytes: int) -> None:
     """From the disk, not from memory; and the page cache stays as it was."""
     for pin in place.lock.files:
         drop(place.file(pin))
@@ -169,7 +169,7 @@ def cached_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Cached:"))
 
 
-def time_dd(place: Place, number: int) -> float:
+def time_dd(place: LockedFolder, number: int) -> float:
     """What the disk gives to a plain reader."""
     path = place.file(place.lock.files[number])
     drop(path)
@@ -189,11 +189,11 @@ def measure_receipt(report: Report, scratch: Path, sizes: VerifySizes, turns: in
         write_random(path, 5_000_000)
         size = path.stat().st_size
         pins.append(FilePin(path=path.name, size_bytes=size, sha256=file_digest(path)))
-    place = Place(folder, sealed(perf_spec(), "0" * 40, pins))
+    place = LockedFolder(folder, sealed_weights_lock(perf_spec(), "0" * 40, pins))
     place.keep_lock()
     time.sleep(receipt._CLOCK_TICK_NS / 1e9 + 0.1)  # else the files would count as just written
-    assert verify(place, VerifyOptions()).report.is_whole
-    again = verify(place, VerifyOptions()).report
+    assert verify_files(place, WeightsVerifyOptions()).report.is_whole
+    again = verify_files(place, WeightsVerifyOptions()).report
     assert (again.is_whole, again.files_read) == (True, 0)
     command = [sys.executable, "-m", "pipeline", "-q", "weights", "verify", str(folder)]
     costs = in_turns(turns, lambda: run(command, cwd=ROOT))[0]

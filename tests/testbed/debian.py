@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline.app.workspace import host_platform
 from pipeline.core.errors import PipelineError
-from pipeline.core.net.http import Client
+from pipeline.core.net.http import NetClient
 from pipeline.core.net.settings import read_settings
 from pipeline.images.fetch.sources import debian_mirror, read_below
 from pipeline.images.lock.debs import resolve_debs
@@ -90,7 +90,7 @@ def bring_packages(
     folder: Path, wanted: Sequence[str], system: System = BOOKWORM
 ) -> dict[str, str]:
     """The packages and all they need, in the folder; their stanzas by name."""
-    client = Client(read_settings())
+    client = NetClient(read_settings())
     try:
         mirror = mirror_of(system)
         keyring = ubuntu_keyring(folder) if system.is_ubuntu else debian_keyring(system)

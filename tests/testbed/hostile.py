@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 from pipeline.core.errors import PipelineError
-from pipeline.core.net.timing import Limits
+from pipeline.core.net.timing import HttpLimits
 
 Script = Callable[[socket.socket, bytes], None]
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -201,7 +201,7 @@ def hostile_server(script: Script) -> Iterator[str]:
 
 
 # so short that a test of all answers takes a second or two
-SHORT = Limits(
+SHORT = HttpLimits(
     connect_s=2, silence_s=0.3, head_s=0.4, piece_s=0.4, grace_s=0.4, least_bytes_per_s=10**7
 )
 LONGEST_S = 4.0  # of one exchange with all of its tries, on a busy machine

@@ -7,8 +7,8 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.weights.model import FilePin, WeightsSpec, sealed
-from pipeline.weights.place import Place, new_place
+from pipeline.weights.model import FilePin, WeightsSpec, sealed_weights_lock
+from pipeline.weights.place import LockedFolder, new_place
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SMALL = {
@@ -42,7 +42,7 @@ def make_set(
     repository: str = "org/tiny",
     name: str = "tiny",
     commit: str = COMMIT,
-) -> Place:
+) -> LockedFolder:
     """Write the files and their lock."""
     pins = [pin_of(path, data, large=False) for path, data in small.items()]
     pins += [pin_of(path, data, large=True) for path, data in large.items()]
@@ -53,14 +53,14 @@ def make_set(
         quant="bf16",
         about="A set of weights that is only here for the tests.",
     )
-    place = new_place(folder, sealed(spec, commit, pins), hub_cache=hub_cache)
+    place = new_place(folder, sealed_weights_lock(spec, commit, pins), hub_cache=hub_cache)
     for pin in place.lock.files:
         write(place, pin, {**small, **large}[pin.path])
     place.keep_lock()
     return place
 
 
-def write(place: Place, pin: FilePin, data: bytes) -> None:
+def write(place: LockedFolder, pin: FilePin, data: bytes) -> None:
     """Put one file in its place, with its link in the Hub's layout."""
     place.file(pin).parent.mkdir(parents=True, exist_ok=True)
     place.file(pin).write_bytes(data)

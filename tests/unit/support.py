@@ -18,7 +18,7 @@ import yaml
 
 from pipeline.cli import main as door
 from pipeline.core.errors import PipelineError
-from pipeline.images.lock.model import DebPin, ImageLock, WheelPin, sealed, write_lock
+from pipeline.images.lock.model import DebPin, ImageLock, WheelPin, sealed_lock, write_lock
 from pipeline.images.spec.checkout import Checkout
 from tests import makers
 
@@ -97,7 +97,7 @@ def lock_to(
 ) -> ImageLock:
     """Write the lock of an image as it is asked for now."""
     spec = checkout.spec(name)
-    lock = sealed(name, platform, spec.lock_digest(), base_lock, list(wheels), [])
+    lock = sealed_lock(name, platform, spec.lock_digest(), base_lock, list(wheels), [])
     write_lock(checkout.lock_path(name, platform), lock)
     return lock
 

@@ -23,15 +23,15 @@ from pipeline.core.files import bounded_lines, folder_below, opened_log
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.net.wire import Address
 from pipeline.core.yaml_file import read_yaml
-from pipeline.hosts.facts.drift import read_facts
+from pipeline.hosts.facts.drift import read_recorded_facts
 from pipeline.hosts.facts.source import read_capture
-from pipeline.hosts.rules.issues import findings, match_lines
+from pipeline.hosts.rules.issues import issue_findings, match_lines
 from pipeline.images.assemble import patch, patch_series
 from pipeline.images.gate.tracebacks import TracebackReader
-from pipeline.images.source.archive import unpack
+from pipeline.images.source.archive import unpack_source
 from pipeline.images.spec.source import ArchiveSpec
-from pipeline.serving.smoke.client import Client, Unsound
-from pipeline.serving.smoke.model import Limits
+from pipeline.serving.smoke.client import ChatClient, Unsound
+from pipeline.serving.smoke.model import ChatLimits
 from tests.testbed.hostile import CHUNKED, OK, Script, body, forever, hostile_server, sends
 
 _MOST_S = 20.0
@@ -141,7 +141,7 @@ def test_archives(tmp_path: Path, name: str) -> None:
     path.write_bytes(ARCHIVES[name])
     began = time.monotonic()
     spec = ArchiveSpec(file="source.tar")
-    error = ending(lambda: unpack(path, spec, tmp_path / "tree", "source.tar"))
+    error = ending(lambda: unpack_source(path, spec, tmp_path / "tree", "source.tar"))
     assert not error or error.startswith("source.tar: ")
     assert log.printable(error).isprintable()
     assert {p.name for p in tmp_path.iterdir()} <= {"source.tar", "tree"}
@@ -208,7 +208,7 @@ def test_json_files(tmp_path: Path, name: str) -> None:
     path.write_bytes(JSONS[name])
     with pytest.raises(JsonInvalid):
         read_json(JSONS[name], most_bytes=1 << 20)
-    for act in (lambda: read_facts(path), lambda: read_capture(path)):
+    for act in (lambda: read_recorded_facts(path), lambda: read_capture(path)):
         assert ending(act), "refused"
 
 
@@ -228,7 +228,7 @@ ANSWERS: dict[str, Script] = {
 def test_answers(name: str) -> None:
     began = time.monotonic()
     with hostile_server(ANSWERS[name]) as url:
-        client = Client(Address.read(url), Limits(request_s=5.0))
+        client = ChatClient(Address.read(url), ChatLimits(request_s=5.0))
         # any other error than one of ours goes on
         ending(lambda: asyncio.run(client.get("/v1/models")))
     assert time.monotonic() - began < _MOST_S
@@ -257,7 +257,7 @@ def test_a_log_of_20_000_different_overruns_is_read_in_time() -> None:
         for n in range(110_000, 130_000)
     ]
     reader, began = TracebackReader(), time.monotonic()
-    found = findings([match_lines("log", reader.watch(lines))])
+    found = issue_findings([match_lines("log", reader.watch(lines))])
     assert max(each.times for each in found) == 20_000
     assert all(len(each.seen) == 5 for each in found)
     assert len(reader.overruns) == 20

@@ -10,9 +10,9 @@ import pytest
 
 from pipeline.core import log
 from pipeline.core.errors import RecipeInvalid
-from pipeline.serving.recipe.container import Target
+from pipeline.serving.recipe.container import LaunchTarget
 from pipeline.serving.recipe.launch import Overrides, plan_launch
-from pipeline.serving.recipe.render.formats import render
+from pipeline.serving.recipe.render.formats import render_launch
 from pipeline.serving.report import text
 from tests.unit.serve.recipes import two_cards
 from tests.unit.support import Command
@@ -100,4 +100,4 @@ def test_a_report_as_text_holds_nothing_that_acts() -> None:
 def test_no_format_writes_what_it_cannot_keep_intact(changes: dict[str, Any], form: str) -> None:
     launch = plan_launch(two_cards(), Overrides(), weights="").model_copy(update=changes)
     with pytest.raises(RecipeInvalid, match="holds a line end or another control character"):
-        render(launch, Target(image="sm120/vllm:1"), form)
+        render_launch(launch, LaunchTarget(image="sm120/vllm:1"), form)

@@ -20,7 +20,7 @@ from pipeline.artifacts.attest.envelope import Envelope
 from pipeline.artifacts.attest.keys import Signer
 from pipeline.artifacts.attest.names import IMAGE_SIGNATURE
 from pipeline.artifacts.attest.statement import read_stamp, stamp
-from pipeline.artifacts.attest.strict import as_model, read_json
+from pipeline.artifacts.attest.strict import as_model, read_signed_json
 from pipeline.core.model import Digest, Frozen, canonical_json
 
 SIGNATURE_NOTE = "dev.cosignproject.cosign/signature"
@@ -73,7 +73,7 @@ class SignedName(Frozen):
 
 def read_payload(data: bytes) -> SignedName:
     """A payload of unknown origin; other tools put other things into `optional`."""
-    payload = as_model(_Payload, read_json(data, "payload"), "payload")
+    payload = as_model(_Payload, read_signed_json(data, "payload"), "payload")
     optional = payload.optional or {}
     named_at = optional.get(NAMED_AT)
     values = {

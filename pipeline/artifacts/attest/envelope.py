@@ -13,7 +13,7 @@ from pydantic import Field, StringConstraints
 
 from pipeline.artifacts.attest.names import PAYLOAD
 from pipeline.artifacts.attest.statement import Statement, read_statement
-from pipeline.artifacts.attest.strict import MAX_BYTES, as_model, read_base64, read_json
+from pipeline.artifacts.attest.strict import MAX_BYTES, as_model, read_base64, read_signed_json
 from pipeline.core.errors import RecordInvalid
 from pipeline.core.files import read_plain
 from pipeline.core.model import Digest, Frozen, canonical_json
@@ -100,7 +100,7 @@ def countersigned(envelope: Envelope, signer: Signer) -> Envelope:
 
 def read_envelope(data: bytes, what: str) -> Envelope:
     """An envelope from bytes of unknown origin; nothing in it is believed yet."""
-    written = as_model(_EnvelopeJson, read_json(data, what), what, "the envelope")
+    written = as_model(_EnvelopeJson, read_signed_json(data, what), what, "the envelope")
     payload = read_base64(written.payload, f"{what}: payload")
     signatures = [
         Signature(s.keyid or None, read_base64(s.sig, f"{what}: signature"))
@@ -113,7 +113,7 @@ def read_envelope(data: bytes, what: str) -> Envelope:
     return Envelope(payload, tuple(signatures), read_statement(payload, f"{what}: statement"))
 
 
-def read_kept(path: Path) -> Envelope | None:
+def read_kept_envelope(path: Path) -> Envelope | None:
     """The envelope in a file; none where there is none that can be read."""
     try:
         data = read_plain(path, MAX_BYTES)
@@ -128,7 +128,7 @@ def sign_or_countersign(path: Path, statement: Statement, signers: Sequence[Sign
     A kept statement that is dated in the future is replaced: no verifier would accept it, and our
     signature would only confirm its wrong time.
     """
-    stored, now = read_kept(path), statement.recorded or datetime.now(UTC)
+    stored, now = read_kept_envelope(path), statement.recorded or datetime.now(UTC)
     is_true = stored is not None and stored.statement.has_happened(now)
     if stored is None or not is_true or stored.statement.core() != statement.core():
         return enclose(statement, signers)

@@ -67,7 +67,7 @@ def is_valid_signature(public: PublicKey, signature: bytes, data: bytes) -> bool
     return True
 
 
-def new_key() -> PrivateKey:
+def make_private_key() -> PrivateKey:
     """A fresh private key."""
     return ec.generate_private_key(ec.SECP256R1())
 
@@ -192,7 +192,7 @@ class AgentSigner:
     def sign(self, data: bytes) -> bytes:
         try:
             # agents are often reached through the user's ssh-agent; nothing else is passed on
-            done = proc.read(self.command, env=proc.environment("SSH_AUTH_SOCK"), stdin=data)
+            done = proc.read(self.command, env=proc.child_environment("SSH_AUTH_SOCK"), stdin=data)
         except OSError as error:
             raise SigningFailed(
                 f"{self.command[0]}: {error.strerror}",

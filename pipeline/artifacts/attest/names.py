@@ -63,7 +63,7 @@ BUILD_TIME = "build time only: it is not in the image"
 BILL_MEDIA = {CYCLONEDX: "application/vnd.cyclonedx+json", SPDX: "application/spdx+json"}
 
 
-def kind_of(predicate_type: str) -> str:
+def predicate_kind(predicate_type: str) -> str:
     """The short name of a predicate type; a foreign one is its own name."""
     return next((kind for kind, uri in KINDS.items() if uri == predicate_type), predicate_type)
 

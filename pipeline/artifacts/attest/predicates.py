@@ -190,7 +190,7 @@ class Committed(Frozen):
     def title(self) -> str:
         verdict = f", {self.verdict}" if self.verdict else ""
         about = f" {self.about}" if self.about else ""
-        return f"{names.kind_of(self.predicate_type)}{about}{verdict}"
+        return f"{names.predicate_kind(self.predicate_type)}{about}{verdict}"
 
 
 class EvidenceSet(Frozen):

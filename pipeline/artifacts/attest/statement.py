@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pipeline.artifacts.attest.names import CYCLONEDX, PROVENANCE, SPDX, STATEMENT, WEIGHTS
-from pipeline.artifacts.attest.strict import as_model, read_json
+from pipeline.artifacts.attest.strict import as_model, read_signed_json
 from pipeline.core.errors import RecordInvalid
 from pipeline.core.model import Frozen, Hex, Identity, Stamp, canonical_json
 
@@ -167,6 +167,6 @@ def state_about(
 
 def read_statement(data: bytes, what: str) -> Statement:
     """A statement from bytes of unknown origin."""
-    statement = as_model(Statement, read_json(data, what), what, "the statement")
+    statement = as_model(Statement, read_signed_json(data, what), what, "the statement")
     _ = statement.recorded  # a time that cannot be read is refused here, not later
     return statement

@@ -23,7 +23,7 @@ _LINE_ENDS = "\n\t"
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 
-def read_json(data: bytes, what: str, max_bytes: int = MAX_BYTES) -> Any:
+def read_signed_json(data: bytes, what: str, max_bytes: int = MAX_BYTES) -> Any:
     """A JSON value that every reader understands alike, or an error that names the problem."""
     try:
         value = foreign_json.read_json(data, most_bytes=max_bytes, most_depth=MAX_DEPTH)

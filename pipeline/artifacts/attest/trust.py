@@ -29,7 +29,7 @@ from pydantic import (
 )
 
 from pipeline.artifacts.attest.keys import PublicKey, key_id, public_pem, read_key_file, read_public
-from pipeline.artifacts.attest.names import KINDS, Kind, kind_of
+from pipeline.artifacts.attest.names import KINDS, Kind, predicate_kind
 from pipeline.artifacts.attest.statement import CLOCKS_APART, stamp
 from pipeline.core.errors import KeyInvalid, SpecInvalid, TrustInvalid
 from pipeline.core.files import write_bytes
@@ -81,7 +81,7 @@ class TrustedKey(Frozen):
 
     def objection(self, predicate_type: str, made_at: datetime | None, now: datetime) -> str:
         """Why this key is not trusted for this statement; empty when it is."""
-        kind = kind_of(predicate_type)
+        kind = predicate_kind(predicate_type)
         if kind not in self.kinds:
             return f"the key {self.name} is not trusted for {kind}"
         if made_at is not None and made_at > now + CLOCKS_APART:

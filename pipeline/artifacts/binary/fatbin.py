@@ -29,7 +29,7 @@ _FAMILY_SPECIFIC = 1 << 21
 _OLDEST, _NEWEST = 10, 999
 
 
-class Target(NamedTuple):
+class CodeTarget(NamedTuple):
     """What one entry is for: `sm_120a` machine code, `compute_90` PTX."""
 
     kind: int
@@ -129,7 +129,7 @@ class ForwardReader:
                 out += data[first : offset + size_bytes - start]
 
 
-def fatbin_entries(reader: ForwardReader, file_bytes: int) -> Iterator[Target]:
+def fatbin_entries(reader: ForwardReader, file_bytes: int) -> Iterator[CodeTarget]:
     """The entries of the container at the reader's position, which they must fill exactly."""
     start, head = reader.position, reader.take(HEAD_BYTES)
     if len(head) < HEAD_BYTES:
@@ -153,4 +153,4 @@ def fatbin_entries(reader: ForwardReader, file_bytes: int) -> Iterator[Target]:
         if flags & _ARCH_SPECIFIC and flags & _FAMILY_SPECIFIC:
             raise Unreadable("a fatbin entry is both `a` and `f`")
         suffix = "a" if flags & _ARCH_SPECIFIC else "f" if flags & _FAMILY_SPECIFIC else ""
-        yield Target(kind, arch, suffix)
+        yield CodeTarget(kind, arch, suffix)

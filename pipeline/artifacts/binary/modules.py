@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from pipeline.artifacts.binary import elf, fatbin
 from pipeline.artifacts.binary.elf import Section, Unreadable
-from pipeline.artifacts.binary.fatbin import ForwardReader, Target
+from pipeline.artifacts.binary.fatbin import CodeTarget, ForwardReader
 
-Module = tuple[Target, ...]
+Module = tuple[CodeTarget, ...]
 Opener = Callable[[], Iterator[bytes]]
 
 # nvcc -rdc=true puts code that is still to be linked into a section of its own.
@@ -107,7 +107,7 @@ def read_modules(open_file: Opener, file_bytes: int) -> Counter[Module]:
         rest = reader.take(file_bytes)
         if len(head) + len(rest) < file_bytes:
             raise Unreadable("the cubin is cut off")
-        return Counter({(Target(fatbin.CUBIN, *elf.cubin_target(head, rest)),): 1})
+        return Counter({(CodeTarget(fatbin.CUBIN, *elf.cubin_target(head, rest)),): 1})
     finally:
         deque(chunks, maxlen=0)
 
@@ -135,7 +135,7 @@ def _host_object(
             if inner.machine == elf.EM_CUDA:
                 # enough for the notes that name its target, whatever the header claims
                 rest = reader.take(min(max(0, inner.end - elf.HEAD_BYTES), _MAX_NOTES_BYTES))
-                target = Target(fatbin.CUBIN, *elf.cubin_target(head, rest))
+                target = CodeTarget(fatbin.CUBIN, *elf.cubin_target(head, rest))
                 scan.add((target,), start, reader.position)
         except _Endless:
             raise

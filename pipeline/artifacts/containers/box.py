@@ -39,7 +39,7 @@ _PROCESSES = 4096
 
 
 @dataclass(frozen=True)
-class Limits:
+class StepLimits:
     """What a step may use."""
 
     cpus: int
@@ -56,7 +56,7 @@ class Box:
     image: str  # its tag, for Docker
     mounts: Mapping[str, Path]  # folders it may write to, by their path inside
     env: Mapping[str, str]
-    limits: Limits
+    limits: StepLimits
     scratch: Path
     # The image's own user and group. With them a step runs in the image as it would be served: with
     # its user, variables and files to write. Without them steps run as the caller.

@@ -60,7 +60,7 @@ class ContainerFacts(_Inspected):
         return int(text) if is_number and 0 < int(text) < 65536 else None
 
 
-def own_name() -> str:
+def own_user() -> str:
     """This user as the label of a container names one: user ids alone are 0 for many."""
     return f"uid {os.getuid()}, {Path.home()}"
 
@@ -68,7 +68,7 @@ def own_name() -> str:
 def other_owner(facts: ContainerFacts) -> str:
     """The other user who started a container; empty where it is ours, or has no such label."""
     owner = facts.labels.get(Label.OWNER, "")
-    return "" if owner == own_name() else "".join(c for c in owner if c.isprintable())[:200]
+    return "" if owner == own_user() else "".join(c for c in owner if c.isprintable())[:200]
 
 
 def require_own(facts: ContainerFacts) -> None:

@@ -93,7 +93,7 @@ class Podman:
     ) -> subprocess.CompletedProcess[bytes]:
         words = self._command(["podman", *self._runtime, *arguments])
         try:
-            done = proc.read(words, env=proc.environment(*_PASSED), timeout_s=wait_s)
+            done = proc.read(words, env=proc.child_environment(*_PASSED), timeout_s=wait_s)
         except subprocess.TimeoutExpired as error:
             raise kind(f"Podman did not {arguments[0]} within {log.seconds(wait_s)}") from error
         if done.returncode and not may_fail:
@@ -108,7 +108,7 @@ class Podman:
         image = read_document(store.read_blob(digest))
         total = docker.archive_bytes(image)
         process = proc.talk(
-            self._command(["podman", "load", "--quiet"]), env=proc.environment(*_PASSED)
+            self._command(["podman", "load", "--quiet"]), env=proc.child_environment(*_PASSED)
         )
         assert process.stdin is not None
         try:
@@ -156,7 +156,7 @@ class Podman:
         options = [*(["--follow"] if follow else []), *([f"--tail={tail}"] if tail else [])]
         words = self._command(["podman", "logs", *options, identity])
         # its end kills it: `podman logs --follow` ends only with its container
-        with boxes.started(words, proc.environment(*_PASSED)) as running:
+        with boxes.started(words, proc.child_environment(*_PASSED)) as running:
             while piece := os.read(running.output, _PIECE_BYTES):
                 yield piece
 
@@ -172,7 +172,7 @@ class Podman:
             # Of one that never ran there is nothing to delete.
             runtime = _text(self._run("info", "--format={{.Host.OCIRuntime.Path}}").stdout).strip()
             words = self._command([runtime, "delete", "--force", facts.id])
-            proc.read(words, env=proc.environment(*_PASSED), timeout_s=_TIMEOUT_S)
+            proc.read(words, env=proc.child_environment(*_PASSED), timeout_s=_TIMEOUT_S)
         for pause_s in _BUSY_S:
             options = ("--force", "--ignore", "--time=0", "--volumes")
             done = self._run("rm", *options, identity, may_fail=True)
@@ -221,7 +221,7 @@ class Podman:
         ]
         try:
             # its monitor leaves a file `oom` where it was started
-            with boxes.started(words, proc.environment(*_PASSED), box.scratch) as running:
+            with boxes.started(words, proc.child_environment(*_PASSED), box.scratch) as running:
                 yield running
         finally:
             # podman's own process is gone, but its container is a child of another

@@ -380,7 +380,7 @@ def end_all_children() -> None:
             os.wait()
 
 
-def main(arguments: Sequence[str]) -> int:
+def start_main(arguments: Sequence[str]) -> int:
     """Starts the requested program; its exit status is ours."""
     request, command = json.loads(arguments[0]), arguments[1:]
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -399,7 +399,7 @@ def main(arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(start_main(sys.argv[1:]))
     except OSError as error:
         print(f"sandbox: {error.filename}: {error.strerror}", file=sys.stderr, flush=True)
         os._exit(125)

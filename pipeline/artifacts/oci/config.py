@@ -16,10 +16,10 @@ from pydantic import (
     ValidationError,
 )
 
-from pipeline.artifacts.oci.document import read_json
+from pipeline.artifacts.oci.document import read_document_json
 from pipeline.core.errors import BaseUnusable
 from pipeline.core.model import Digest, sha256_of
-from pipeline.core.net.address import clean
+from pipeline.core.net.address import without_controls
 
 MOST_CONFIG_BYTES = 4 << 20  # as large as a manifest may be
 # Of variables, layers or steps; real images have some dozens of each.
@@ -129,13 +129,15 @@ class ImageConfig(_Part):
         return [step.model_dump(exclude_none=True) for step in steps]
 
 
-def read_config(data: bytes) -> ImageConfig:
+def read_image_config(data: bytes) -> ImageConfig:
     """A config whose used parts are sound, or an error that names the first that is not."""
     name = f"the config {sha256_of(data)}"
-    value = read_json(data, name)
+    value = read_document_json(data, name)
     try:
         return ImageConfig.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(p) for p in first["loc"]) or "it"
-        raise BaseUnusable(f"{name}: {clean(field)}: {clean(first['msg'])}") from error
+        raise BaseUnusable(
+            f"{name}: {without_controls(field)}: {without_controls(first['msg'])}"
+        ) from error

@@ -13,7 +13,7 @@ from pipeline.artifacts.oci.reference import DIGEST
 from pipeline.core import foreign_json
 from pipeline.core.errors import RegistryBroken
 from pipeline.core.model import Digest, Frozen, canonical_json, sha256_of
-from pipeline.core.net.address import clean
+from pipeline.core.net.address import without_controls
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
@@ -88,16 +88,16 @@ class Document(Frozen):
         name = "config" if self.config and digest == self.config.digest else "manifest"
         for number, layer in enumerate(self.layers, start=1):
             if name == "manifest" and layer.digest == digest:
-                title = clean(layer.annotations.get(TITLE, ""))
+                title = without_controls(layer.annotations.get(TITLE, ""))
                 name = f"layer {number} of {len(self.layers)}{f' ({title})' if title else ''}"
-        image = clean(self.annotations.get(TITLE, ""))
+        image = without_controls(self.annotations.get(TITLE, ""))
         return f"{name} of {image}" if image else name
 
 
 def read_document(data: bytes, claimed_type: str = "") -> Document:
     """A manifest or index, or an error that names what is wrong with it."""
     digest, claimed = sha256_of(data), claimed_type.partition(";")[0].strip().lower()
-    value = read_json(data, f"the manifest {digest}")
+    value = read_document_json(data, f"the manifest {digest}")
     try:
         if not isinstance(value, dict):
             raise ValueError("is not a JSON object")
@@ -212,7 +212,7 @@ def index_json(
     return canonical_json(index if annotations is None else {**index, "annotations": annotations})
 
 
-def read_json(data: bytes, name: str) -> Any:
+def read_document_json(data: bytes, name: str) -> Any:
     """JSON without doubled names, endless depth or numbers that are none."""
     try:
         return foreign_json.read_json(data, most_bytes=MOST_MANIFEST_BYTES, most_depth=_MOST_DEPTH)

@@ -20,7 +20,7 @@ _LONGEST = 255
 _ALIASES = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
 
 
-class Reference(Frozen):
+class ImageReference(Frozen):
     """A place in a registry; the digest, where there is one, is what counts."""
 
     registry: str
@@ -39,7 +39,7 @@ class Reference(Frozen):
         return _ALIASES.get(self.registry, self.registry)
 
 
-def parse_reference(text: str) -> Reference:
+def parse_reference(text: str) -> ImageReference:
     """Reads a name as written; the registry must be named, nothing is assumed."""
     # a pasted address with a password in it must not reach a log
     shown = masked(text)
@@ -73,10 +73,10 @@ def parse_reference(text: str) -> Reference:
     if at and not DIGEST.fullmatch(digest):
         raise ReferenceInvalid(f"{shown}: {digest!r} is not a sha256 digest")
     names = {"registry": registry, "repository": repository}
-    return Reference(**names, tag=tag or None, digest=digest or None)
+    return ImageReference(**names, tag=tag or None, digest=digest or None)
 
 
-def parse_repository(text: str) -> Reference:
+def parse_repository(text: str) -> ImageReference:
     """A repository without tag or digest."""
     hint = "Write REGISTRY/REPOSITORY, such as registry.example/library/python."
     try:

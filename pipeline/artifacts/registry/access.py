@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.core.net.timing import Limits
+from pipeline.core.net.timing import HttpLimits
 
 # a registry on slow storage is silent for minutes while it hashes an uploaded layer of gigabytes
-_LIMITS = Limits(silence_s=300.0, head_s=300.0)
+_LIMITS = HttpLimits(silence_s=300.0, head_s=300.0)
 
 
 @dataclass(frozen=True)
@@ -18,4 +18,4 @@ class Access:
     ca_file: Path | None = None
     insecure_http: bool = False
     first_wait_s: float = 0.5
-    limits: Limits = _LIMITS
+    limits: HttpLimits = _LIMITS

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from pipeline.artifacts.oci.reference import Reference
+from pipeline.artifacts.oci.reference import ImageReference
 from pipeline.core import proc
 from pipeline.core.errors import RegistryBroken, RegistryRefused, RegistryUnreachable
 from pipeline.core.foreign_json import JsonInvalid, read_json
-from pipeline.core.net.address import parts_of, shown
+from pipeline.core.net.address import shown_address, split_address
 from pipeline.core.net.client import Body, Reply, Small, basic
 from pipeline.core.net.failures import BadAddress
 from pipeline.core.net.route import tls_context as system_context
@@ -64,7 +64,7 @@ class Login:
         return basic(self.user, self.password)
 
 
-def find_login(reference: Reference) -> Login | None:
+def find_login(reference: ImageReference) -> Login | None:
     """The login that `docker login` kept for a registry; none means anonymous."""
     path = Path(os.environ.get("DOCKER_CONFIG") or "~/.docker").expanduser() / "config.json"
     try:
@@ -83,7 +83,7 @@ def find_login(reference: Reference) -> Login | None:
     if name:
         helper, hint = f"docker-credential-{name}", f"{path} names it; install it or take that out."
         command = [proc.find_tool(helper, hint), "get"]
-        done = proc.read(command, env=proc.environment(*_HELPER_NEEDS), stdin=key.encode())
+        done = proc.read(command, env=proc.child_environment(*_HELPER_NEEDS), stdin=key.encode())
         output = " ".join(done.stdout.decode(errors="replace").split())
         if not done.returncode:
             try:
@@ -232,13 +232,15 @@ class Authority:
     def _token(self, scope: Scope, challenge: Challenge) -> str:
         """A token from the service that the registry names."""
         realm, login = challenge.get("realm"), self._login
-        name = f"token service {shown(realm)}"
+        name = f"token service {shown_address(realm)}"
         try:
-            service = parts_of(realm)
+            service = split_address(realm)
         except BadAddress as error:
             raise RegistryBroken(f"the registry's token service {error}") from error
         if "@" in service.netloc or service.fragment:
-            message = f"the registry's token service {shown(realm)!r} is not a valid address"
+            message = (
+                f"the registry's token service {shown_address(realm)!r} is not a valid address"
+            )
             raise RegistryBroken(message)
         if service.scheme == "http" and not self._plain:
             message = f"the registry's {name} is not reached by https"

@@ -8,14 +8,20 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import urljoin
 
-from pipeline.artifacts.oci.reference import Reference
+from pipeline.artifacts.oci.reference import ImageReference
 from pipeline.artifacts.registry import auth
 from pipeline.artifacts.registry.access import Access
 from pipeline.core import errors
 from pipeline.core.errors import RegistryBroken, RegistryRefused, RegistryUnreachable
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.net import failures
-from pipeline.core.net.address import clean, is_loopback, next_address, origin_of, shown
+from pipeline.core.net.address import (
+    is_loopback,
+    next_address,
+    origin_of,
+    shown_address,
+    without_controls,
+)
 from pipeline.core.net.answer import Answer
 from pipeline.core.net.client import MAY_PASS, REDIRECTS, Body, Reply
 from pipeline.core.net.client import Client as HttpClient
@@ -56,7 +62,7 @@ class RegistryRequest:
 class RegistryClient:
     """A registry and how to talk to it; safe for several threads."""
 
-    def __init__(self, reference: Reference, access: Access | None = None) -> None:
+    def __init__(self, reference: ImageReference, access: Access | None = None) -> None:
         allowed, host_port = access or Access(), reference.host_port
         ca_file, self.name = allowed.ca_file, reference.registry
         self._http = HttpClient(
@@ -174,13 +180,13 @@ class RegistryClient:
 
 def location_of(answer: Reply | Answer) -> str:
     """The `Location` of an answer as a whole address."""
-    place, where = answer.header("Location"), shown(answer.url)
+    place, where = answer.header("Location"), shown_address(answer.url)
     if not place:
         raise RegistryBroken(f"{where}: answers {answer.status} without a Location")
     try:
         return urljoin(answer.url, place)
     except ValueError as error:
-        message = f"redirects to {shown(place)!r}, which is not a valid address"
+        message = f"redirects to {shown_address(place)!r}, which is not a valid address"
         raise RegistryBroken(f"{where}: {message}") from error
 
 
@@ -197,8 +203,8 @@ def _failure(method: str, answer: Answer) -> Exception:
     except (NetError, JsonInvalid, KeyError, TypeError, AttributeError):
         pass
     text, status = "; ".join(" ".join(row) for row in rows), answer.status
-    reason = f" ({clean(text)})" if text else ""
-    what = f"{method} {shown(answer.url)}"
+    reason = f" ({without_controls(text)})" if text else ""
+    what = f"{method} {shown_address(answer.url)}"
     if status in MAY_PASS:
         return Lost(f"{what}: answers {status}{reason}", wait_s=asked_wait_s(answer.headers))
     if status in (401, 403):

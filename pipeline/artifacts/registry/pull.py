@@ -12,17 +12,17 @@ from typing import Protocol
 
 from pipeline.artifacts.oci.document import MOST_MANIFEST_BYTES, Descriptor, Document, index_json
 from pipeline.artifacts.oci.layout import LAYOUT
-from pipeline.artifacts.oci.reference import Reference
+from pipeline.artifacts.oci.reference import ImageReference
 from pipeline.artifacts.registry.client import RegistryRequest
-from pipeline.artifacts.registry.referrers import kind_of, referrers
+from pipeline.artifacts.registry.referrers import artifact_kind, referrers
 from pipeline.artifacts.registry.repository import Repository
 from pipeline.core import log
 from pipeline.core.errors import NotInRegistry, RegistryBroken, RegistryUnreachable, StoreUnwritable
-from pipeline.core.files import is_whole, keep, locked, os_errors_explained, write_bytes
+from pipeline.core.files import is_whole, keep_file, locked, os_errors_explained, write_bytes
 from pipeline.core.log import Bar, Gauge
 from pipeline.core.model import Frozen
 from pipeline.core.net.answer import Answer
-from pipeline.core.net.download import download, pour, require_length
+from pipeline.core.net.download import download_blob, pour, require_length
 from pipeline.core.net.failures import BadAnswer, Lost
 
 # Two pulls into one place would write into one file.
@@ -62,7 +62,7 @@ class Pulled(Frozen):
     evidence: tuple[str, ...] = ()
 
 
-class Wanted(Frozen):
+class WantedImage(Frozen):
     """All that belongs to one image: its root document, those below it, and their blobs."""
 
     root: Document
@@ -80,7 +80,7 @@ class Wanted(Frozen):
         return sum(b.size_bytes for b in self.blobs)
 
 
-def resolve(repository: Repository, reference: Reference) -> Document:
+def resolve(repository: Repository, reference: ImageReference) -> Document:
     """The root document; a tag only helps to find a digest, and must agree with one given."""
     name = reference.digest or reference.tag
     if not name:
@@ -95,7 +95,7 @@ def plan_pull(
     *,
     with_evidence: bool = False,
     most_bytes: int = MOST_BYTES,
-) -> Wanted:
+) -> WantedImage:
     """Reads the documents of an image, of one platform or of all, and what they need."""
     found = {root.digest: root}
     if root.kind == "index":
@@ -115,7 +115,7 @@ def plan_pull(
     if platform is not None:
         # of an index, only the document that was chosen
         documents = documents[-1:]
-    wanted = Wanted(
+    wanted = WantedImage(
         root=documents[0],
         documents=documents,
         platform=platform,
@@ -169,7 +169,7 @@ def _receive(repository: Repository, blob: Descriptor, partial: Path | None, bar
         if partial is None:
             got = patience.retried(once)
         else:
-            got = download(open_at, partial, blob.digest, size_bytes, gauge, patience)
+            got = download_blob(open_at, partial, blob.digest, size_bytes, gauge, patience)
     except BadAnswer as error:
         raise RegistryBroken(f"{blob.digest}: {error}") from error
     except Lost as lost:
@@ -178,19 +178,19 @@ def _receive(repository: Repository, blob: Descriptor, partial: Path | None, bar
         raise RegistryBroken(f"{blob.digest}: received {got}")
 
 
-def missing_blobs(wanted: Wanted, blobs: BlobFolder) -> list[Descriptor]:
+def missing_blobs(wanted: WantedImage, blobs: BlobFolder) -> list[Descriptor]:
     """What a pull fetches: blobs that are there and whole stay."""
     place = blobs.blob_path
     return [b for b in wanted.blobs if not is_whole(place(b.digest), b.digest, b.size_bytes)]
 
 
-def pull_into(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs: int = 4) -> int:
+def pull_into(repository: Repository, wanted: WantedImage, blobs: BlobFolder, jobs: int = 4) -> int:
     """Brings the missing blobs into the store; returns the bytes received."""
     with locked(blobs.partial_path(_LOCK)):
         return _fetch_blobs(repository, wanted, blobs, jobs)
 
 
-def _fetch_blobs(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs: int) -> int:
+def _fetch_blobs(repository: Repository, wanted: WantedImage, blobs: BlobFolder, jobs: int) -> int:
     """Brings what is missing, in parallel, each blob checked; returns the bytes received."""
     todo = missing_blobs(wanted, blobs)
     total = sum(b.size_bytes for b in todo)
@@ -202,7 +202,7 @@ def _fetch_blobs(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs
         def bring(blob: Descriptor) -> None:
             partial = blobs.partial_path(blob.digest.removeprefix("sha256:"))
             pull_blob(repository, blob, partial, bar)
-            keep(partial, blobs.blob_path(blob.digest))
+            keep_file(partial, blobs.blob_path(blob.digest))
 
         repository.client.each(jobs, todo, bring)
     for document in (*wanted.documents, *wanted.evidence):
@@ -210,13 +210,13 @@ def _fetch_blobs(repository: Repository, wanted: Wanted, blobs: BlobFolder, jobs
     return total
 
 
-def pull_layout(repository: Repository, wanted: Wanted, folder: Path, jobs: int = 4) -> Pulled:
+def pull_layout(repository: Repository, wanted: WantedImage, folder: Path, jobs: int = 4) -> Pulled:
     """Writes an OCI layout; it has an index only once everything in it is there."""
     require_ours(folder)
     partial = folder / ".partial"
     entries = []
     for document in (wanted.root, *wanted.evidence):
-        kind = kind_of(document) if document.subject else None
+        kind = artifact_kind(document) if document.subject else None
         platform = wanted.platform if document is wanted.root else None
         changes = {"artifact_type": kind, "platform": platform}
         entries.append(document.descriptor.model_copy(update=changes))

@@ -60,7 +60,7 @@ def everything_listed(repository: Repository, digest: str) -> list[Descriptor]:
     return list({d.digest: d for d in listed}.values())
 
 
-def kind_of(document: Document) -> str:
+def artifact_kind(document: Document) -> str:
     """The artifact's type: of the manifest, else of its config, as the specification says."""
     return document.artifact_type or (document.config.media_type if document.config else "")
 

@@ -12,14 +12,20 @@ from pipeline.artifacts.oci.document import (
     Descriptor,
     Document,
     read_document,
-    read_json,
+    read_document_json,
 )
 from pipeline.artifacts.oci.reference import TAG
 from pipeline.artifacts.registry.auth import Scope
 from pipeline.artifacts.registry.client import Refusal, RegistryClient, RegistryRequest
 from pipeline.core.errors import DeleteDisabled, NotInRegistry, RegistryBroken
 from pipeline.core.model import sha256_of
-from pipeline.core.net.address import clean, linked_page, number_in, parts_of, shown
+from pipeline.core.net.address import (
+    linked_page,
+    number_in,
+    shown_address,
+    split_address,
+    without_controls,
+)
 from pipeline.core.net.answer import Pages
 from pipeline.core.net.client import Reply, Small
 from pipeline.core.net.failures import BadAddress, BadAnswer
@@ -65,7 +71,7 @@ class Repository:
         if wanted and document.digest != wanted:
             raise RegistryBroken(f"{self}: asked for {wanted}, received {document.digest}")
         if claimed.startswith("sha256:") and claimed != document.digest:
-            raise RegistryBroken(f"{self}: calls {document.digest} {clean(claimed)}")
+            raise RegistryBroken(f"{self}: calls {document.digest} {without_controls(claimed)}")
         return document
 
     def look(
@@ -118,7 +124,7 @@ class Repository:
         tags: list[str] = []
         # the page size is a request: registries may return fewer, and a Link to the rest
         for page in self.pages(f"{self.path}/tags/list?n=1000", "list of tags", _MOST_PAGES):
-            body = read_json(page.data, f"{self}: the list of tags")
+            body = read_document_json(page.data, f"{self}: the list of tags")
             listed = body.get("tags") if isinstance(body, dict) else ""
             # Go writes a list that was never filled as null
             listed = [] if listed is None else listed
@@ -150,10 +156,10 @@ class Repository:
             if place is not None:
                 try:
                     is_whole = "://" in place.partition("?")[0]
-                    parts = parts_of(place if is_whole else urljoin(page.url, place))
+                    parts = split_address(place if is_whole else urljoin(page.url, place))
                 except (ValueError, BadAddress) as error:
-                    message = f"its next page {shown(place)!r} is not a valid address"
-                    raise RegistryBroken(f"{shown(page.url)}: {message}") from error
+                    message = f"its next page {shown_address(place)!r} is not a valid address"
+                    raise RegistryBroken(f"{shown_address(page.url)}: {message}") from error
                 # without its host: registries behind a proxy write their inner name there
                 place = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 

@@ -221,7 +221,7 @@ class Store:
             raise FolderInTheWay(path)
         with self.scratch() as folder:
             files.write_bytes(folder / "new", data)
-            files.keep(folder / "new", path)
+            files.keep_file(folder / "new", path)
 
     def put_blob(self, data: bytes) -> str:
         """Keeps a small blob (config, manifest, index)."""
@@ -264,7 +264,7 @@ class Store:
 
     def contents(self, layer: LayerRecord) -> list[FileRow]:
         """What a layer holds, ours or a foreign one."""
-        return read_table(self._table_path(layer))
+        return read_layer_table(self._table_path(layer))
 
     def find_rows(self, layer: LayerRecord, suffix: str) -> list[FileRow]:
         """The rows whose path ends so, without reading a table of ten thousands as a whole."""
@@ -330,7 +330,7 @@ class NewBlob:
     def keep(self, digest: str) -> Path:
         """Gives the finished file its name."""
         final = self.store.blob_path(digest)
-        files.keep(self.path, final)
+        files.keep_file(self.path, final)
         return final
 
 
@@ -357,7 +357,7 @@ def read_image_record(path: Path) -> ImageRecord:
         raise StoreDamaged(f"{path}: is damaged") from error
 
 
-def read_table(path: Path) -> list[FileRow]:
+def read_layer_table(path: Path) -> list[FileRow]:
     """A layer's table of contents."""
     try:
         return [FileRow(*row) for row in json.loads(read_own(path, _MOST_TABLE_BYTES))]

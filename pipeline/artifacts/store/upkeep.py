@@ -14,7 +14,7 @@ from pipeline.artifacts.store.store import (
     MARK,
     Store,
     read_image_record,
-    read_table,
+    read_layer_table,
 )
 from pipeline.core import files
 from pipeline.core.errors import FolderInTheWay, StoreDamaged
@@ -98,7 +98,7 @@ def damaged(store: Store, advance: Callable[[int], None]) -> list[Path]:
 
     whole = files.on_all_cores(check, named)
     bad = [path for path, is_whole in zip(named, whole, strict=True) if not is_whole]
-    tables = [p for p in _files(store.root / "contents") if not _reads(read_table, p)]
+    tables = [p for p in _files(store.root / "contents") if not _reads(read_layer_table, p)]
     records = [p for p in store.image_paths() if not _reads(read_image_record, p)]
     return [*bad, *tables, *records]
 
@@ -116,7 +116,7 @@ def total_bytes(store: Store) -> int:
     return sum(s.size_bytes for s in sections(store) if s.name in ("layers", "inputs"))
 
 
-def repair(bad: list[Path]) -> None:
+def repair_store(bad: list[Path]) -> None:
     """Removes damaged files; the next build makes them again."""
     for path in bad:
         _remove(path)
@@ -143,7 +143,7 @@ def unreachable(store: Store) -> list[Path]:
     return [*blobs, *tables, *_files(store.root / "inputs"), *partial]
 
 
-def trim(store: Store) -> int:
+def remove_unreachable(store: Store) -> int:
     """Removes what is unreachable; returns the bytes freed."""
     freed = 0
     for path in unreachable(store):

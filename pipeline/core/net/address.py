@@ -22,22 +22,22 @@ def masked(text: str) -> str:
     return _LOGIN.sub(r"\1***@", text)
 
 
-def clean(text: str) -> str:
+def without_controls(text: str) -> str:
     """A server's text without what would control a terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text[:2000]).split())[:200]
 
 
-def shown(url: str) -> str:
+def shown_address(url: str) -> str:
     """An address without its query: upload sessions and signed links carry secrets there."""
     head = _ONE_LOGIN.sub("//***@", url.partition("?")[0])
-    return clean(masked(_CUT_LOGIN.sub("//***", head)))
+    return without_controls(masked(_CUT_LOGIN.sub("//***", head)))
 
 
 def reason_of(error: BaseException) -> str:
     """The innermost cause in brief, without logins."""
     while inner := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
         error = inner
-    return clean(masked(str(error))) or type(error).__name__
+    return without_controls(masked(str(error))) or type(error).__name__
 
 
 # Signed links of object stores may have some thousand characters.
@@ -49,22 +49,22 @@ _LINK = re.compile(r'<([^<>]*)>((?:[^",<]|"(?:[^"\\]|\\.)*")*)')
 _MARK = re.compile(r';\s*([\w*-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;,"]*))')
 
 
-def parts_of(url: str) -> SplitResult:
+def split_address(url: str) -> SplitResult:
     """The parts of an http or https address; `BadAddress` for everything else."""
     try:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and parts.port != 0
     except ValueError as error:
-        raise BadAddress(f"{shown(url)!r} is not a valid address") from error
+        raise BadAddress(f"{shown_address(url)!r} is not a valid address") from error
     is_clean = all(c.isprintable() for c in url) and len(url) <= _LONGEST
     if parts.scheme not in ("http", "https") or not has_host or not is_clean:
-        raise BadAddress(f"{shown(url)!r} is not a valid address")
+        raise BadAddress(f"{shown_address(url)!r} is not a valid address")
     return parts
 
 
 def origin_of(url: str) -> str:
     """Scheme, host and port: what a login may be sent to."""
-    parts = parts_of(url)
+    parts = split_address(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     return f"{parts.scheme}://{(parts.hostname or '').lower()}:{port}"
 
@@ -73,18 +73,18 @@ def next_address(here: str, location: str) -> str:
     """Where a server sends us: never with a login, never from https to another host's http."""
     try:
         url = urljoin(here, location)
-        parts, home = parts_of(url), parts_of(here)
+        parts, home = split_address(url), split_address(here)
     except (ValueError, BadAddress) as error:
-        where = shown(location)
+        where = shown_address(location)
         raise BadAnswer(f"redirects to {where!r}, which is not a valid address") from error
     if "@" in parts.netloc:
-        raise BadAnswer(f"redirects to {shown(url)!r}, which is not a valid address")
+        raise BadAnswer(f"redirects to {shown_address(url)!r}, which is not a valid address")
     if parts.scheme == "https" or home.scheme == "http":
         return url
     if (parts.hostname or "").lower() == (home.hostname or "").lower():
         # behind a TLS proxy that does not say so, servers call themselves http
         return parts._replace(scheme="https", netloc=home.netloc.rpartition("@")[2]).geturl()
-    raise BadAnswer(f"redirects from https to {shown(url)}")
+    raise BadAnswer(f"redirects from https to {shown_address(url)}")
 
 
 def linked_page(header: str) -> str | None:

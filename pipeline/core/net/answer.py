@@ -12,10 +12,10 @@ import urllib3
 
 from pipeline.core.errors import Interrupted
 from pipeline.core.files import gunzipped
-from pipeline.core.net.address import clean, number_in, shown
+from pipeline.core.net.address import number_in, shown_address, without_controls
 from pipeline.core.net.connections import Connections, end_socket
 from pipeline.core.net.failures import BadAnswer, Lost
-from pipeline.core.net.timing import Limits
+from pipeline.core.net.timing import HttpLimits
 
 _MOST_AT_ONCE = 1 << 18
 
@@ -52,7 +52,7 @@ class Answer:
         method: str,
         url: str,
         connections: Connections,
-        limits: Limits,
+        limits: HttpLimits,
     ) -> None:
         self.status, self.url = raw.status, url
         self.headers = raw.headers
@@ -67,7 +67,8 @@ class Answer:
         if coding not in ("", "identity", "chunked"):
             self.close()
             raise BadAnswer(
-                f"has the transfer coding {clean(coding)[:40]!r}, which was not requested"
+                f"has the transfer coding {without_controls(coding)[:40]!r},"
+                " which was not requested"
             )
 
     def header(self, name: str) -> str:
@@ -107,7 +108,7 @@ class Answer:
 
     def _lost(self, reason: str, *, is_stall: bool = False) -> Lost:
         self.close()
-        return Lost(f"{shown(self.url)}: {reason}", is_stall=is_stall)
+        return Lost(f"{shown_address(self.url)}: {reason}", is_stall=is_stall)
 
     def pieces(self, most_bytes: int | None = None) -> Iterator[memoryview]:
         """The body as it comes, in pieces large enough that hashing them is the work.
@@ -140,7 +141,7 @@ class Answer:
                     raise BadAnswer(f"is larger than {most_bytes} bytes")
         except BadAnswer as error:
             self.close()
-            raise BadAnswer(f"{shown(self.url)}: {error}") from error
+            raise BadAnswer(f"{shown_address(self.url)}: {error}") from error
         self.close()
         return bytes(data)
 
@@ -148,7 +149,7 @@ class Answer:
         """Small pieces, each in the time that the answer as a whole has left."""
         stated = self.header("Content-Length")
         if stated and self.length is None and not self.header("Transfer-Encoding"):
-            raise BadAnswer(f"states a length of {clean(stated)[:20]!r} bytes")
+            raise BadAnswer(f"states a length of {without_controls(stated)[:20]!r} bytes")
         if (self.length or 0) > most_bytes:
             raise BadAnswer(f"is larger than {most_bytes} bytes")
         buffer, got, limits = memoryview(bytearray(_SMALL_BYTES)), 0, self._limits

@@ -19,12 +19,18 @@ from urllib.parse import unquote
 import urllib3
 
 from pipeline.core.errors import Interrupted
-from pipeline.core.net.address import next_address, origin_of, parts_of, reason_of, shown
+from pipeline.core.net.address import (
+    next_address,
+    origin_of,
+    reason_of,
+    shown_address,
+    split_address,
+)
 from pipeline.core.net.answer import BREAKS, Answer
 from pipeline.core.net.connections import Connections
 from pipeline.core.net.failures import BadAddress, BadAnswer, BadHeader, BadProxy, Lost, Untrusted
 from pipeline.core.net.route import Proxies
-from pipeline.core.net.timing import Limits
+from pipeline.core.net.timing import HttpLimits
 
 USER_AGENT = "sm120-pipeline"
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -77,10 +83,10 @@ class Client:
         *,
         proxy: str | None = None,
         make_context: Callable[[], ssl.SSLContext] | None = None,
-        limits: Limits | None = None,
+        limits: HttpLimits | None = None,
         use_netrc: bool = False,
     ) -> None:
-        self.limits = limits or Limits()
+        self.limits = limits or HttpLimits()
         self._connections = Connections(Proxies(proxy), make_context)
         self._use_netrc, self._answered = use_netrc, set[str]()
 
@@ -95,7 +101,7 @@ class Client:
         *,
         headers: Mapping[str, str] | None = None,
         body: Body | None = None,
-        limits: Limits | None = None,
+        limits: HttpLimits | None = None,
     ) -> Answer:
         """One request, the head of one answer; redirects are answers like others."""
         bounds = limits or self.limits
@@ -106,14 +112,14 @@ class Client:
             # the standard library would show the value in its error
             if not (value.isascii() and value.isprintable()):
                 why = f"the {name} header contains characters that are not allowed"
-                raise BadHeader(f"{shown(url)}: {why}")
+                raise BadHeader(f"{shown_address(url)}: {why}")
         while True:
             try:
                 pieces = body.pieces() if body else None
                 raw = self._connections.send(method, url, sent, pieces, bounds)
                 break
             except urllib3.exceptions.LocationValueError as error:
-                raise BadAddress(f"{shown(url)!r} is not a valid address") from error
+                raise BadAddress(f"{shown_address(url)!r} is not a valid address") from error
             except BREAKS as error:
                 is_protocol = isinstance(error, urllib3.exceptions.ProtocolError)
                 is_closed = is_protocol and any(isinstance(e, ConnectionError) for e in error.args)
@@ -130,13 +136,13 @@ class Client:
                 for cause in causes:
                     if isinstance(cause, ssl.SSLCertVerificationError):
                         why = f"its certificate is not trusted: {cause.verify_message}"
-                        raise Untrusted(f"{shown(url)}: {why}") from error
+                        raise Untrusted(f"{shown_address(url)}: {why}") from error
                 is_proxys = isinstance(error, urllib3.exceptions.ProxyError)
                 why = f"the proxy failed: {reason_of(error)}" if is_proxys else reason_of(error)
                 # once a server has answered it may be restarting; before, its name may be wrong
                 is_new = origin_of(url) not in self._answered
                 raise Lost(
-                    f"{shown(url)}: {why}",
+                    f"{shown_address(url)}: {why}",
                     is_stall=isinstance(error, TimeoutError | urllib3.exceptions.TimeoutError),
                     is_unreached=is_new and any(isinstance(e, _UNREACHED) for e in causes),
                 ) from error
@@ -153,7 +159,7 @@ class Client:
             header = login if is_home(url, current) else ""
             if not header and self._use_netrc:
                 # as curl and pip send it; NETRC names another file
-                host, named = parts_of(current).hostname or "", os.environ.get("NETRC")
+                host, named = split_address(current).hostname or "", os.environ.get("NETRC")
                 with suppress(OSError, RuntimeError, netrc.NetrcParseError, UnicodeDecodeError):
                     known = netrc.netrc(Path(named or "~/.netrc").expanduser())
                     # its `default` is for hosts that we choose, not for those of a redirect
@@ -171,8 +177,8 @@ class Client:
             except (BadAddress, BadAnswer) as error:
                 if isinstance(error, BadProxy) or (not hop and isinstance(error, BadAddress)):
                     raise
-                raise BadAnswer(f"{shown(url)}: {error}") from error
-        raise BadAnswer(f"{shown(url)}: redirects without end")
+                raise BadAnswer(f"{shown_address(url)}: {error}") from error
+        raise BadAnswer(f"{shown_address(url)}: redirects without end")
 
     def fetch(
         self, url: str, most_bytes: int, headers: Mapping[str, str] | None = None, login: str = ""
@@ -206,7 +212,7 @@ def basic(user: str, password: str) -> str:
 
 def login_in(url: str) -> str:
     """The header that the user and password in an address make; empty where there are none."""
-    parts = parts_of(url)
+    parts = split_address(url)
     if "@" not in parts.netloc:
         return ""
     return basic(unquote(parts.username or ""), unquote(parts.password or ""))
@@ -214,6 +220,6 @@ def login_in(url: str) -> str:
 
 def is_home(home: str, here: str) -> bool:
     """The same origin, or the same host after a step up from http to https."""
-    first, now = parts_of(home), parts_of(here)
+    first, now = split_address(home), split_address(here)
     steps_up = (first.scheme, now.scheme) == ("http", "https") and first.hostname == now.hostname
     return origin_of(home) == origin_of(here) or (steps_up and (first.port, now.port) in _DEFAULT)

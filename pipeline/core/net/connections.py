@@ -19,9 +19,9 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from pipeline.core.errors import Interrupted
-from pipeline.core.net.address import parts_of
+from pipeline.core.net.address import split_address
 from pipeline.core.net.route import Proxies, Proxy, tls_context
-from pipeline.core.net.timing import Limits, Watchdog
+from pipeline.core.net.timing import HttpLimits, Watchdog
 
 # More than the threads of any command: a connection beyond that would be closed after one use.
 _KEPT_A_SERVER = 32
@@ -34,7 +34,7 @@ class Slot:
     """The socket that a thread uses at the moment."""
 
     sock: socket.socket | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: HttpLimits = field(default_factory=HttpLimits)
     is_kept: bool = False  # the connection was there from an earlier request
 
 
@@ -58,12 +58,12 @@ class Connections:
         url: str,
         headers: Mapping[str, str],
         body: Iterable[bytes] | None,
-        limits: Limits,
+        limits: HttpLimits,
     ) -> urllib3.BaseHTTPResponse:
         """One request and the head of its answer; whatever breaks is raised as it is."""
         if self.stop.is_set():
             raise Interrupted("stopped")
-        parts = parts_of(url)
+        parts = split_address(url)
         scheme, proxy = parts.scheme, self._proxies.of(parts)
         with self._guard:
             manager = self._managers.get((scheme, proxy))

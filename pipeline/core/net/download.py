@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.core.files import hash_so_far, os_errors_explained, size_so_far
 from pipeline.core.log import Gauge
-from pipeline.core.net.address import goes_on, shown
+from pipeline.core.net.address import goes_on, shown_address
 from pipeline.core.net.answer import Answer
 from pipeline.core.net.failures import BadAnswer, Lost
 from pipeline.core.net.timing import Patience, most_attempts
@@ -20,7 +20,7 @@ _PROGRESS_BYTES = 1 << 20
 OpenAt = Callable[[int], Answer]
 
 
-def download(
+def download_blob(
     open_at: OpenAt, partial: Path, digest: str, size_bytes: int, gauge: Gauge, patience: Patience
 ) -> str:
     """Completes `partial`, and returns what came, as a digest; what differs is not kept.
@@ -97,5 +97,5 @@ def pour(
     # only a chunked body marks its own end; any other that is short was cut off
     is_chunked = answer.status == 200 and answer.header("Transfer-Encoding").lower() == "chunked"
     if got < size_bytes and not is_chunked:
-        raise Lost(f"{shown(answer.url)}: ended after {got} of {size_bytes} bytes")
+        raise Lost(f"{shown_address(answer.url)}: ended after {got} of {size_bytes} bytes")
     return f"sha256:{sha.hexdigest()}"

@@ -12,24 +12,24 @@ from pipeline.core.net.address import masked
 from pipeline.core.net.answer import Answer
 from pipeline.core.net.client import MAY_PASS
 from pipeline.core.net.client import Client as HttpClient
-from pipeline.core.net.download import download as net_download
+from pipeline.core.net.download import download_blob as net_download
 from pipeline.core.net.failures import BadAnswer, BadHeader, BadProxy, Lost, NetError, Untrusted
 from pipeline.core.net.route import tls_context
-from pipeline.core.net.settings import Settings
-from pipeline.core.net.timing import Limits, Patience, asked_wait_s
+from pipeline.core.net.settings import NetworkSettings
+from pipeline.core.net.timing import HttpLimits, Patience, asked_wait_s
 
 Result = TypeVar("Result")
 
 
-class Client(HttpClient):
+class NetClient(HttpClient):
     """The one HTTP client with pip's and uv's settings, and with patience."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: NetworkSettings,
         *,
         first_wait_s: float = 0.5,
-        limits: Limits | None = None,
+        limits: HttpLimits | None = None,
         use_netrc: bool = True,
     ) -> None:
         self.settings = settings
@@ -41,7 +41,7 @@ class Client(HttpClient):
                 use_netrc=use_netrc,
             )
         except NetError as error:
-            raise unreachable(error) from error
+            raise unreachable_error(error) from error
         self.patience = Patience(self.stop, first_wait_s)
 
     def size_of(self, url: str) -> int:
@@ -67,7 +67,7 @@ class Client(HttpClient):
         except Lost:
             raise
         except NetError as error:
-            raise unreachable(error) from error
+            raise unreachable_error(error) from error
         # 416 is no error here: a partial file may have all bytes, or more than the server's
         if answer.status in ((200, 206, 416) if headers else (200,)):
             return answer
@@ -82,10 +82,10 @@ class Client(HttpClient):
         try:
             return self.patience.retried(ask)
         except NetError as error:
-            raise unreachable(error) from error
+            raise unreachable_error(error) from error
 
 
-def unreachable(error: NetError) -> SourceUnreachable:
+def unreachable_error(error: NetError) -> SourceUnreachable:
     """The error for a failure that another try does not fix, with what to do about it."""
     hints = {
         Untrusted: "Name the CA of your network in SSL_CERT_FILE, or in pip's `cert` setting.",
@@ -95,8 +95,8 @@ def unreachable(error: NetError) -> SourceUnreachable:
     return SourceUnreachable(str(error), hints.get(type(error), ""))
 
 
-def download(
-    client: Client, url: str, partial: Path, *, sha256: str, size_bytes: int, bar: Bar
+def download_file(
+    client: NetClient, url: str, partial: Path, *, sha256: str, size_bytes: int, bar: Bar
 ) -> None:
     """Brings `partial` to its full size, going on where it stopped, hashing as bytes arrive."""
     want, gauge = f"sha256:{sha256}", Gauge(bar)

@@ -14,7 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 from urllib3.exceptions import LocationParseError
 from urllib3.util import make_headers, parse_url
 
-from pipeline.core.net.address import is_loopback, shown
+from pipeline.core.net.address import is_loopback, shown_address
 from pipeline.core.net.failures import BadProxy, Untrusted
 
 
@@ -63,9 +63,9 @@ def read_proxy(address: str) -> Proxy:
         parse_url(f"http://{parts.netloc.rpartition('@')[2]}")
         (host or "").encode("idna")
     except (ValueError, LocationParseError) as error:
-        raise BadProxy(f"the proxy {shown(text)!r} is not a valid address") from error
+        raise BadProxy(f"the proxy {shown_address(text)!r} is not a valid address") from error
     if parts.scheme not in ("http", "https") or not host:
-        raise BadProxy(f"the proxy {shown(text)!r} is not an http or https address")
+        raise BadProxy(f"the proxy {shown_address(text)!r} is not an http or https address")
     name = f"[{host}]" if ":" in host else host
     login = ""
     if "@" in parts.netloc:

@@ -25,7 +25,7 @@ _YES = ("1", "y", "yes", "t", "true", "on")
 
 
 @dataclass(frozen=True)
-class Settings:
+class NetworkSettings:
     """Indexes, folders, certificates and proxies, in the order they are tried."""
 
     indexes: tuple[str, ...]
@@ -42,7 +42,7 @@ def default_index() -> str:
     return PYPI_SIMPLE_ENDPOINT
 
 
-def read_settings(extra_mirrors: tuple[str, ...] = ()) -> Settings:
+def read_settings(extra_mirrors: tuple[str, ...] = ()) -> NetworkSettings:
     """The settings of pip, uv and SM120_* on this machine."""
     pip = pip_settings(_pip_config_list())
     user = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "uv" / "uv.toml"
@@ -58,9 +58,9 @@ def read_settings(extra_mirrors: tuple[str, ...] = ()) -> Settings:
     places = [*uv.get("find-links", []), *pip.get("find-links", [])]
     no_index = [*pip.get("no-index", []), *uv.get("no-index", [])]
     urls = [] if any(value.lower() in _YES for value in no_index) else [*default, *extra]
-    folders = [folder_of(p) for p in [*places, *urls]]
-    return Settings(
-        indexes=tuple(dict.fromkeys(u for u in urls if folder_of(u) is None)),
+    folders = [local_folder(p) for p in [*places, *urls]]
+    return NetworkSettings(
+        indexes=tuple(dict.fromkeys(u for u in urls if local_folder(u) is None)),
         folders=tuple(dict.fromkeys(f for f in folders if f is not None)),
         ca_file=_ca_file(pip),
         proxy=next(iter(pip.get("proxy", [])), None),
@@ -73,9 +73,9 @@ def named_mirrors() -> list[str]:
     return os.environ.get("SM120_MIRRORS", "").split()
 
 
-def plain_settings() -> Settings:
+def plain_settings() -> NetworkSettings:
     """For servers that pip and uv know nothing of: certificates and proxies of the environment."""
-    return Settings(indexes=(), ca_file=_ca_file({}))
+    return NetworkSettings(indexes=(), ca_file=_ca_file({}))
 
 
 def _pip_config_list() -> str:
@@ -83,7 +83,9 @@ def _pip_config_list() -> str:
     # asked, not read: pip merges several files and its own variables
     # https://pip.pypa.io/en/stable/topics/configuration/
     names = [n for n in os.environ if n.startswith("PIP_")]
-    asked = proc.read([sys.executable, "-m", "pip", "config", "list"], env=proc.environment(*names))
+    asked = proc.read(
+        [sys.executable, "-m", "pip", "config", "list"], env=proc.child_environment(*names)
+    )
     return asked.stdout.decode(errors="replace") if asked.returncode == 0 else ""
 
 
@@ -136,7 +138,7 @@ def _unnamed(index: str) -> str:
     return address if address and "/" not in name else index
 
 
-def folder_of(place: str) -> Path | None:
+def local_folder(place: str) -> Path | None:
     """A local folder behind a path or file: address, else nothing."""
     if place.startswith("file:"):
         # file:///folder, file://localhost/folder or file:/folder

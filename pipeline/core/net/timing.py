@@ -31,7 +31,7 @@ _REPORT_FROM_S = 1.0  # shorter waits are not worth a line
 
 
 @dataclass(frozen=True)
-class Limits:
+class HttpLimits:
     """Of one client; tests make them short."""
 
     connect_s: float = 15.0

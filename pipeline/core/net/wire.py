@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipeline.core.errors import InputInvalid
-from pipeline.core.net.address import number_in, shown
+from pipeline.core.net.address import number_in, shown_address
 from pipeline.core.net.route import tls_context
 
 _MOST_HEAD_BYTES = 1 << 16
@@ -24,7 +24,7 @@ _LEAST_COST = 16
 _MOST_SIZE_DIGITS = 16
 
 
-class Lost(Exception):
+class AnswerLost(Exception):
     """There was no whole answer."""
 
     def __init__(self, message: str, pieces: list[tuple[float, bytes]] | None = None) -> None:
@@ -50,10 +50,10 @@ class Address:
             port = parts.port
         except ValueError as error:
             # the error quotes what stands where a port should be: perhaps a password
-            raise InputInvalid(f"{shown(url)!r} is not the address of a server") from error
+            raise InputInvalid(f"{shown_address(url)!r} is not the address of a server") from error
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
             raise InputInvalid(
-                f"{shown(url)!r} is not the address of a server",
+                f"{shown_address(url)!r} is not the address of a server",
                 "Write http://HOST:PORT. Keys belong into SM120_API_KEY.",
             )
         is_tls = parts.scheme == "https"
@@ -132,13 +132,13 @@ async def send(
             finally:
                 writer.close()
     except TimeoutError as error:
-        raise Lost(f"no whole answer within {limit_s:g} s", pieces) from error
+        raise AnswerLost(f"no whole answer within {limit_s:g} s", pieces) from error
     except ConnectionRefusedError as error:
-        raise Lost("no server listens at the address", pieces) from error
+        raise AnswerLost("no server listens at the address", pieces) from error
     except EOFError as error:
-        raise Lost("the connection ended in mid-answer", pieces) from error
+        raise AnswerLost("the connection ended in mid-answer", pieces) from error
     except (OSError, ValueError) as error:
-        raise Lost(str(error) or type(error).__name__, pieces) from error
+        raise AnswerLost(str(error) or type(error).__name__, pieces) from error
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:

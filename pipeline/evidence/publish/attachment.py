@@ -20,7 +20,7 @@ from pipeline.artifacts.oci.document import (
     descriptor_json,
     read_document,
 )
-from pipeline.artifacts.registry.referrers import kind_of, list_in_fallback_tag
+from pipeline.artifacts.registry.referrers import artifact_kind, list_in_fallback_tag
 from pipeline.artifacts.registry.repository import Repository
 from pipeline.artifacts.registry.upload import LocalBlob, push_blob
 from pipeline.core.errors import AttachmentInvalid
@@ -135,7 +135,7 @@ def attach(
         answer = repository.put_document(document.digest, document)
         if attachment.tag:
             repository.put_document(attachment.tag, document)
-        how, kind = f"tag {attachment.tag}", kind_of(document)
+        how, kind = f"tag {attachment.tag}", artifact_kind(document)
         if attachment.is_referrer:
             # a registry with the referrers API confirms it with this header
             # https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pushing-manifests-with-subject

@@ -34,12 +34,12 @@ from pipeline.core.model import canonical_json, sha256_of
 from pipeline.evidence.publish.attachment import PREDICATE_NOTE, Attachment, described
 from pipeline.evidence.statements.evidence_set import (
     evidence_folder,
-    is_set,
-    keep,
+    holds_set,
     keep_set,
-    kept,
+    kept_envelopes,
     read_set,
     set_statement,
+    sign_and_keep,
 )
 from pipeline.images.assemble.image import Built
 from pipeline.images.gate.state import GateState
@@ -79,12 +79,12 @@ def make_bundle(
 
             # an equal statement with this signature stays as it is
             record_image(checkout, store, image, signers, when, spdx=spdx)
-        paths = kept(store, image.name, image.platform, image.digest)
+        paths = kept_envelopes(store, image.name, image.platform, image.digest)
         # an error, not a gap: a set would no longer match the published statements
         read = [read_envelope(read_own(path), path.name) for path in paths]
         # a file that was copied into the folder from another image is left out
         about = [e for e in read if e.statement.is_about(image.digest)]
-        sets = [read_set(e.statement) for e in about if e.signatures and is_set(e)]
+        sets = [read_set(e.statement) for e in about if e.signatures and holds_set(e)]
         named = {each.payload for listed in sets for each in listed.statements}
         # the signed statements, and all that a signed set names
         envelopes[image.platform] = [
@@ -104,8 +104,8 @@ def make_bundle(
         place = sha256_of(reference.encode()).removeprefix("sha256:")[:16]
         folder = evidence_folder(store, *subject) / "published" / place
         statement = make_statement(image.name, image.digest, UNGATED, ungated.model_dump(), when)
-        every = [e for e in envelopes[gates.platform] if not is_set(e)]
-        every.append(keep(store, folder, "ungated", statement, signers))
+        every = [e for e in envelopes[gates.platform] if not holds_set(e)]
+        every.append(sign_and_keep(store, folder, "ungated", statement, signers))
         # a set that lists all of them, with the ungated one
         listing = set_statement(*subject, every, reason, when)
         envelopes[gates.platform] = [*every, keep_set(store, folder, listing, signers)]
@@ -216,7 +216,7 @@ def for_cosign(
         statements = [cosign.attestation_attachment(e) for e in envelopes]
         attachments.append(_under_tag(subject, "att", found.statements, statements))
     if naming is not None:
-        evidence_set = next((sha256_of(e.payload) for e in envelopes if is_set(e)), None)
+        evidence_set = next((sha256_of(e.payload) for e in envelopes if holds_set(e)), None)
         # an image is named in the index over it, and what the tag itself names in none
         new, index = [], naming.index if naming.index != subject.digest else None
         given = (subject.digest, naming.reference, index)

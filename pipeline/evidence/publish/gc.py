@@ -32,7 +32,7 @@ class Held(Frozen):
     size_bytes: int
 
 
-class Plan(Frozen):
+class CleanPlan(Frozen):
     """What stays and what goes, each with the tags that name it."""
 
     repository: str
@@ -41,7 +41,9 @@ class Plan(Frozen):
     freed_bytes: int
 
 
-def plan_gc(store: Store, repository: Repository, patterns: Sequence[str], jobs: int = 4) -> Plan:
+def plan_gc(
+    store: Store, repository: Repository, patterns: Sequence[str], jobs: int = 4
+) -> CleanPlan:
     """Read tags and manifests, and plan to delete what no kept image reaches."""
     tags = repository.tags()
     # every tag must be readable: a manifest that cannot be read cannot be spared
@@ -95,7 +97,7 @@ def plan_gc(store: Store, repository: Repository, patterns: Sequence[str], jobs:
 
     stays = {b.digest for d in kept for b in documents[d].blobs}
     goes = {b.digest: b.size_bytes for d in gone for b in documents[d].blobs}
-    return Plan(
+    return CleanPlan(
         repository=str(repository),
         kept=tuple(sorted(map(held, kept), key=_rank)),
         gone=tuple(sorted(map(held, gone), key=_rank)),
@@ -110,7 +112,7 @@ def _rank(held: Held) -> tuple[bool, bool, bool, str]:
     return not plain, not held.tags, held.kind == "manifest", held.digest
 
 
-def run_gc(store: Store, repository: Repository, plan: Plan) -> None:
+def run_gc(store: Store, repository: Repository, plan: CleanPlan) -> None:
     """Delete what the plan names, tagged manifests first."""
     for held in plan.gone:
         repository.delete_manifest(held.digest)

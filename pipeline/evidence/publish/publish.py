@@ -98,7 +98,7 @@ class Published(Frozen):
 
 
 @dataclass(frozen=True)
-class Order:
+class PublishOrder:
     """What to publish, where, and how."""
 
     shipment: Shipment
@@ -120,7 +120,7 @@ class Order:
         return "signed" if self.bundle.signer else "statements only"
 
 
-def publish(store: Store, order: Order) -> Published:
+def push_with_evidence(store: Store, order: PublishOrder) -> Published:
     """Push what is missing, verify it, and give it its tag."""
     start, repository, shipment = time.monotonic(), order.repository, order.shipment
     known = KnownRepository(store, repository)
@@ -149,7 +149,7 @@ def publish(store: Store, order: Order) -> Published:
     return _published(order, ways, sent_bytes, time.monotonic() - start, attached)
 
 
-def rehearse(order: Order) -> Published:
+def rehearse(order: PublishOrder) -> Published:
     """What a publish would send; nothing is written."""
     start, missing = time.monotonic(), find_missing(order)
     size_bytes = sum(b.size_bytes for b in missing)
@@ -157,7 +157,7 @@ def rehearse(order: Order) -> Published:
     return done.model_copy(update={"dry_run": True})
 
 
-def find_missing(order: Order) -> list[LocalBlob]:
+def find_missing(order: PublishOrder) -> list[LocalBlob]:
     """The blobs that the registry lacks; the largest first, so that none is waited for last."""
     repository, blobs = order.repository, order.shipment.blobs
     found = repository.client.each(
@@ -167,7 +167,7 @@ def find_missing(order: Order) -> list[LocalBlob]:
     return sorted(missing, key=lambda b: -b.size_bytes)
 
 
-def _attach(order: Order) -> list[AttachedArtifact]:
+def _attach(order: PublishOrder) -> list[AttachedArtifact]:
     bundle, shipment = order.bundle or EvidenceBundle(), order.shipment
     repository, attachments = order.repository, list(order.attachments)
     for gates in order.gates if order.ungated_reason is not None else ():
@@ -209,7 +209,7 @@ def _attach(order: Order) -> list[AttachedArtifact]:
 
 
 def _published(
-    order: Order,
+    order: PublishOrder,
     ways: Sequence[Way],
     sent_bytes: int,
     seconds: float,

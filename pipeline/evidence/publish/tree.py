@@ -23,7 +23,7 @@ from pipeline.core.errors import GoldenMismatch, PublishRefused
 from pipeline.core.model import Frozen
 from pipeline.evidence.publish.attachment import EMPTY, Attachment, described
 from pipeline.evidence.publish.evidence import EvidenceBundle, statements_of
-from pipeline.evidence.publish.publish import Order, Shipment
+from pipeline.evidence.publish.publish import PublishOrder, Shipment
 from pipeline.evidence.statements.inventory import tree_record
 from pipeline.images.assemble.golden import Golden
 from pipeline.images.assemble.plan import TreePlan
@@ -68,7 +68,7 @@ def order_tree(
     signer: Signer,
     *,
     dry_run: bool = False,
-) -> Order:
+) -> PublishOrder:
     """All that publishing a compiled tree sends; the statement is signed unless nothing is sent."""
     record = compiled_layer(store, plan)
     tree = tree_record(store, plan, TitledLayer(title=plan.title, record=record))
@@ -109,7 +109,7 @@ def order_tree(
         LocalBlob(record.digest, record.size_bytes, store.blob_path(record.digest), part="layer"),
         LocalBlob(described(EMPTY).digest, len(EMPTY.data), data=EMPTY.data),
     )
-    return Order(
+    return PublishOrder(
         shipment=Shipment(plan.title, {plan.platform: manifest}, manifest, blobs),
         repository=repository,
         tag=tree_tag(plan),

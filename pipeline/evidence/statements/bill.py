@@ -20,7 +20,7 @@ from pipeline.core.errors import UnknownFile
 from pipeline.evidence.statements import inventory
 from pipeline.evidence.statements.licence import Licence, deb_licence, source_licence, wheel_licence
 from pipeline.images.assemble.image import Built
-from pipeline.images.assemble.layer import read_file
+from pipeline.images.assemble.layer import read_layer_file
 from pipeline.images.assemble.view import follow
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import PatchSpec
@@ -75,7 +75,7 @@ class Bill:
 
 def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
     """The bill of a built image."""
-    parts, files = inventory.parts_of(built), inventory.own_files(checkout, built.plan)
+    parts, files = inventory.package_parts(built), inventory.own_files(checkout, built.plan)
     licences = licences_of(store, parts)
     patches = tuple(f for f in files if f.patch)
     # a wheel of two images is patched only in the one whose series changes it
@@ -146,7 +146,7 @@ def licences_of(store: Store, parts: Sequence[inventory.ImagePart]) -> dict[str,
             elif row.size_bytes > _MOST_BYTES:
                 licence = Licence(reason=f"its {what} is larger than {_MOST_BYTES} bytes")
             else:
-                data = read_file(store.blob_path(digest), row)
+                data = read_layer_file(store.blob_path(digest), row)
                 licence = wheel_licence(data) if part.is_wheel else deb_licence(data)
             licences[part.purl] = licence
     return licences

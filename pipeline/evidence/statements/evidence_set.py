@@ -14,7 +14,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.artifacts.attest.envelope import SUFFIX, Envelope, read_kept, sign_or_countersign
+from pipeline.artifacts.attest.envelope import (
+    SUFFIX,
+    Envelope,
+    read_kept_envelope,
+    sign_or_countersign,
+)
 from pipeline.artifacts.attest.names import EVIDENCE_SET, REBUILD, TEST_RESULT
 from pipeline.artifacts.attest.predicates import (
     MOST_STATEMENTS,
@@ -47,12 +52,12 @@ def evidence_folder(store: Store, image: str, platform: str, digest: str) -> Pat
     return store.image_folder(image, platform) / "records" / digest.removeprefix("sha256:")
 
 
-def folder_of(store: Store, built: Built) -> Path:
+def statements_folder(store: Store, built: Built) -> Path:
     """The folder of a built image's evidence."""
     return evidence_folder(store, built.name, built.platform, built.digest)
 
 
-def kept(store: Store, image: str, platform: str, digest: str) -> list[Path]:
+def kept_envelopes(store: Store, image: str, platform: str, digest: str) -> list[Path]:
     """All envelopes of an image, sorted by name."""
     return sorted(evidence_folder(store, image, platform, digest).glob(f"*{SUFFIX}"))
 
@@ -61,11 +66,11 @@ def readable(folder: Path) -> dict[str, Envelope]:
     """The envelopes of a folder by name; a damaged one is left out."""
     paths = sorted(folder.glob(f"*{SUFFIX}"))
     # a damaged one is made again by the next build
-    read = {path.name.removesuffix(SUFFIX): read_kept(path) for path in paths}
+    read = {path.name.removesuffix(SUFFIX): read_kept_envelope(path) for path in paths}
     return {name: envelope for name, envelope in read.items() if envelope}
 
 
-def keep(
+def sign_and_keep(
     store: Store, folder: Path, name: str, statement: Statement, signers: Sequence[Signer]
 ) -> Envelope:
     """Sign and keep a statement; an equal one that is kept already gets one more signature."""
@@ -77,7 +82,7 @@ def keep(
     return envelope
 
 
-def is_set(envelope: Envelope) -> bool:
+def holds_set(envelope: Envelope) -> bool:
     """Whether an envelope holds a set."""
     return envelope.statement.predicate_type == EVIDENCE_SET
 
@@ -108,7 +113,7 @@ def set_statement(
 ) -> Statement:
     """The statement that lists all others; a set among them is left out."""
     # a statement may be kept twice, before and after a second signature
-    each_once = {e.payload: e.statement for e in envelopes if not is_set(e)}
+    each_once = {e.payload: e.statement for e in envelopes if not holds_set(e)}
     listed = []
     for payload, statement in each_once.items():
         about, verdict = verdict_of(statement)
@@ -132,7 +137,7 @@ def keep_set(
     store: Store, folder: Path, statement: Statement, signers: Sequence[Signer]
 ) -> Envelope:
     """Keep a set instead of the earlier one, dated later than it: the latest one counts."""
-    before, now = read_kept(folder / f"{NAME}{SUFFIX}"), statement.recorded
+    before, now = read_kept_envelope(folder / f"{NAME}{SUFFIX}"), statement.recorded
     # clocks with whole seconds give two sets of one build the same time
     if before and now and before.statement.has_happened(now) and before.statement.recorded:
         # a clock that went back must not make the older set the latest
@@ -140,7 +145,7 @@ def keep_set(
         recorded = {**statement.predicate[RECORDED], "at": stamp(at)}
         predicate = {**statement.predicate, RECORDED: recorded}
         statement = statement.model_copy(update={"predicate": predicate})
-    return keep(store, folder, NAME, statement, signers)
+    return sign_and_keep(store, folder, NAME, statement, signers)
 
 
 def latest(sets: Sequence[Envelope]) -> list[Envelope]:

@@ -19,11 +19,11 @@ from pipeline.core.known import Unknown
 from pipeline.evidence.statements.bill import bill_of
 from pipeline.evidence.statements.evidence_set import NAME as SET
 from pipeline.evidence.statements.evidence_set import (
-    folder_of,
-    keep,
     keep_set,
     readable,
     set_statement,
+    sign_and_keep,
+    statements_folder,
 )
 from pipeline.evidence.statements.inventory import trees_of
 from pipeline.evidence.statements.provenance import image_provenance
@@ -90,8 +90,10 @@ def keep_all(
     when: Moment | None = None,
 ) -> dict[str, Envelope]:
     """Keep statements beside those that are there, and the set of all of them."""
-    folder = folder_of(store, built)
-    signed = {name: keep(store, folder, name, s, signers) for name, s in statements.items()}
+    folder = statements_folder(store, built)
+    signed = {
+        name: sign_and_keep(store, folder, name, s, signers) for name, s in statements.items()
+    }
     subject = (built.name, built.platform, built.digest)
     # a build and a gate may state one image at the same time: the last set must list both's
     with store.locked(f"set-{folder.name}"):

@@ -118,7 +118,7 @@ def base_image(plan: ImagePlan) -> BaseImage | None:
     return BaseImage(root.spec.name, pin, names.image_purl(name, digest, plan.architecture))
 
 
-def parts_of(built: Built) -> list[ImagePart]:
+def package_parts(built: Built) -> list[ImagePart]:
     """Every wheel and .deb, in the order of layers and, within one, of names."""
     return [
         ImagePart(placed.image, pin, _package_purl(pin, built.plan), placed.layer)
@@ -184,13 +184,13 @@ class ImageTree:
         return names.archive_purl(pin.kind, pin.name, pin.version, pin.file, pin.sha256)
 
 
-def objects_text(run: Mapping[str, Any]) -> str:
+def objects_origin(run: Mapping[str, Any]) -> str:
     """Where the objects of a tree came from, as far as it is known."""
     objects, taken = run["objects"], run.get("taken")
     if taken:
         signed_by = ", ".join(str(x)[:19] + "…" for x in taken["signed_by"])
         text = f"compiled on another machine, by a statement that {signed_by} signed"
-        return plain(f"{text}; there: {objects_text({'objects': objects})}")
+        return plain(f"{text}; there: {objects_origin({'objects': objects})}")
     compiled, cached = int(objects["compiled"]), int(objects["kept"])
     imported = int(objects.get("imported", 0))
     if not compiled and not cached and not imported:
@@ -287,7 +287,7 @@ class Origin:
     toolchain: str | None = None  # the image that it was compiled in
 
 
-def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin:
+def file_origin(checkout: Checkout, store: Store, built: Built, path: str) -> Origin:
     """Where a file came from; links are followed inside the image."""
     layers = placed_layers(built)
     # the layer that a file is in decides where it came from
@@ -321,7 +321,7 @@ def explain(checkout: Checkout, store: Store, built: Built, path: str) -> Origin
         )
     if row.owner == placed.image:
         found = replace(found, origin=f"a file of images/{placed.image}")
-    part = next((p for p in parts_of(built) if p.pin.name == row.owner), None)
+    part = next((p for p in package_parts(built) if p.pin.name == row.owner), None)
     if part:
         found = replace(found, origin=row.owner, package=part.purl, package_sha256=part.pin.sha256)
     if placed.layer.title == "patches":

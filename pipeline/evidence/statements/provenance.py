@@ -264,7 +264,7 @@ def _dependencies(
             "contents": names.UNLISTED,
         }
         materials.append(_resource(base.purl, pin.repository, pin.manifest.digest, **notes))
-    for part in inventory.parts_of(built):
+    for part in inventory.package_parts(built):
         notes = {"image": part.image, "layer": part.layer.record.digest}
         notes["sizeBytes"] = part.pin.size_bytes
         materials.append(_resource(part.purl, part.pin.file, part.pin.sha256, **notes))
@@ -359,7 +359,7 @@ def _tree(tree: inventory.ImageTree) -> Resource:
         toolchain=made.toolchain,
         version=plain(made.version),
         run=made.model_dump(mode="json", exclude=known, exclude_none=True),
-        origin=inventory.objects_text(made.model_dump(mode="json", include={"objects", "taken"})),
+        origin=inventory.objects_origin(made.model_dump(mode="json", include={"objects", "taken"})),
     )
 
 

@@ -15,8 +15,8 @@ from pipeline.artifacts.store.store import Store
 from pipeline.core import log
 from pipeline.core.errors import NotReproducible
 from pipeline.evidence.statements.inventory import placed_layers
-from pipeline.images.assemble.image import Built, build_images
-from pipeline.images.assemble.layer import read_file
+from pipeline.images.assemble.image import Built, assemble_images
+from pipeline.images.assemble.layer import read_layer_file
 from pipeline.images.spec.checkout import Checkout
 
 if TYPE_CHECKING:
@@ -37,19 +37,19 @@ class Rebuilt:
         return "equivalent" if self.declared else "identical"
 
 
-def rebuild(
+def rebuild_and_compare(
     checkout: Checkout, first: Built, store: Store, empty: Store, fetcher: Fetcher
 ) -> Rebuilt:
     """Build in an empty store and compare with the first build, layer by layer.
 
     Compiled trees must be in that store already, compiled again.
     """
-    second = build_images(checkout, empty, [first.plan], lambda: fetcher, judge=False)[0]
+    second = assemble_images(checkout, empty, [first.plan], lambda: fetcher, judge=False)[0]
     with log.watched(f"Comparing {first.name}"):
-        return Rebuilt(second, compare(store, first, empty, second))
+        return Rebuilt(second, compare_builds(store, first, empty, second))
 
 
-def compare(
+def compare_builds(
     one: Store, first: Built, other: Store, second: Built
 ) -> tuple[DeclaredDifference, ...]:
     """The declared differences of two builds; one that no build declares is an error."""
@@ -98,8 +98,8 @@ def _compare_layer(
         field, where = differs[0], ""
         # the offsets of files in a foreign layer are not known
         if is_content and a.kind == Kind.FILE and not layer.record.is_foreign:
-            was = read_file(one.blob_path(layer.record.digest), a)
-            now = read_file(other.blob_path(again.record.digest), b)
+            was = read_layer_file(one.blob_path(layer.record.digest), a)
+            now = read_layer_file(other.blob_path(again.record.digest), b)
             at = first_difference(was, now)
             shown = [f"0x{data[at]:02x}" if at < len(data) else "its end" for data in (was, now)]
             inside = f" ({section})" if (section := section_at(was, at)) else ""

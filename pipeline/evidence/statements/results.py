@@ -20,7 +20,7 @@ from pipeline.core.known import Unknown
 from pipeline.core.known import unknown as unknown_reason
 from pipeline.core.model import Frozen, Name
 from pipeline.images.gate.evidence import Evidence, ImageGates
-from pipeline.images.gate.runs import Run, RunKind, RunVerdict, TestVerdict, summary_of
+from pipeline.images.gate.runs import ImageRun, RunKind, RunVerdict, TestVerdict, summary_of
 
 GateVerdict = Literal["passed", "accepted", "failed", "unknown"]
 _RESULTS: dict[GateVerdict, Literal["PASSED", "WARNED", "FAILED"]] = {
@@ -169,7 +169,7 @@ def _contradiction(verdict: str, really: str) -> RecordInvalid:
 
 
 def run_statements(
-    image: str, digest: str, runs: Sequence[Run], when: Moment | None = None
+    image: str, digest: str, runs: Sequence[ImageRun], when: Moment | None = None
 ) -> dict[str, Statement]:
     """A statement for each run, by a name that a file can have."""
     return {
@@ -180,7 +180,7 @@ def run_statements(
     }
 
 
-def run_predicate(run: Run) -> dict[str, Any]:
+def run_predicate(run: ImageRun) -> dict[str, Any]:
     """A run as the predicate of a statement."""
     reasons: dict[TestVerdict, list[_Reason]] = {}
     for test in sorted(run.tests, key=lambda t: t.name):

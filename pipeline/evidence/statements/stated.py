@@ -20,7 +20,12 @@ from pipeline.artifacts.attest.statement import CLOCKS_APART, moment, read_stamp
 from pipeline.artifacts.store.store import Store, read_own
 from pipeline.core.errors import StoreDamaged
 from pipeline.core.model import Digest, Frozen, Stamp, canonical_json, sha256_of
-from pipeline.evidence.statements.evidence_set import NAME, folder_of, readable, set_statement
+from pipeline.evidence.statements.evidence_set import (
+    NAME,
+    readable,
+    set_statement,
+    statements_folder,
+)
 from pipeline.evidence.statements.inventory import trees_of
 from pipeline.images.assemble.golden import read_golden
 from pipeline.images.assemble.image import Built, code_digest
@@ -34,7 +39,7 @@ FILE = "stated.json"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # of a statement without a time
 
 
-class Problem(Enum):
+class SigningProblem(Enum):
     """Why a statement is not signed; the value is for people."""
 
     MISSING = "is missing"
@@ -59,7 +64,7 @@ def find_stated(checkout: Checkout, store: Store, built: Built) -> Stated | None
 
     No verifier believes what was stated while a clock was ahead: the next build states it again.
     """
-    folder = folder_of(store, built)
+    folder = statements_folder(store, built)
     try:
         stated = Stated.model_validate_json(read_own(folder / FILE))
     except (OSError, StoreDamaged, ValidationError):
@@ -82,7 +87,7 @@ def state_image(
     )
 
     # a bill in SPDX that was asked for once is stated again with the rest
-    has_spdx = (folder_of(store, built) / f"sbom-spdx{SUFFIX}").is_file()
+    has_spdx = (statements_folder(store, built) / f"sbom-spdx{SUFFIX}").is_file()
     recorded = record_image(checkout, store, built, signers, moment(), spdx=has_spdx)
     return _remember(checkout, store, built, recorded)
 
@@ -98,7 +103,7 @@ def _remember(
         signed_by=sorted(set.intersection(*keys)) if keys else [],
         latest=max(stamp(e.statement.recorded or _EPOCH) for e in recorded.values()),
     )
-    store.write(folder_of(store, built) / FILE, canonical_json(stated.model_dump()) + b"\n")
+    store.write(statements_folder(store, built) / FILE, canonical_json(stated.model_dump()) + b"\n")
     return stated
 
 
@@ -135,7 +140,7 @@ def _kept_digest(path: Path) -> str | None:
 
 def sign_stated(
     checkout: Checkout, store: Store, built: Built, signer: Signer
-) -> dict[str, Problem]:
+) -> dict[str, SigningProblem]:
     """Sign the statements of an image if they still match it; the names of those that do not.
 
     Each that can be made again is compared with the kept one, all but the time. One that is
@@ -143,26 +148,26 @@ def sign_stated(
     """
     from pipeline.evidence.statements.image import image_statements, keep_all
 
-    folder = folder_of(store, built)
+    folder = statements_folder(store, built)
     stored = readable(folder)
     true = image_statements(checkout, store, built, spdx="sbom-spdx" in stored)
     when = moment()
-    problems = dict.fromkeys(sorted(true.keys() - stored.keys()), Problem.MISSING)
+    problems = dict.fromkeys(sorted(true.keys() - stored.keys()), SigningProblem.MISSING)
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         name = path.name.removesuffix(SUFFIX)
         is_ours = name in (*true, NAME)
         if name not in stored:
-            problems[name] = Problem.UNREADABLE
+            problems[name] = SigningProblem.UNREADABLE
         elif name in true and true[name].core() != stored[name].statement.core():
-            problems[name] = Problem.OTHER
+            problems[name] = SigningProblem.OTHER
         elif is_ours and not stored[name].statement.has_happened(read_stamp(when.at)):
-            problems[name] = Problem.AHEAD
+            problems[name] = SigningProblem.AHEAD
         # a rebuild by another user is signed; an unsigned statement may be planted
         elif not is_ours and not stored[name].signatures:
-            problems[name] = Problem.UNSIGNED_FOREIGN
+            problems[name] = SigningProblem.UNSIGNED_FOREIGN
     every = set_statement(built.name, built.platform, built.digest, stored.values())
     if NAME in stored and stored[NAME].statement.core() != every.core():
-        problems[NAME] = Problem.OTHER_SET
+        problems[NAME] = SigningProblem.OTHER_SET
     if not problems:
         # the kept ones, with their own times: they were made then
         statements = {name: e.statement for name, e in stored.items() if name in true}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.attest.strict import read_json
+from pipeline.artifacts.attest.strict import read_signed_json
 from pipeline.artifacts.oci.document import (
     GZIP_LAYER,
     MOST_MANIFEST_BYTES,
@@ -107,7 +107,7 @@ def open_layout(folder: Path, platform: str | None = None) -> Artifact:
     """An image in an OCI layout folder; every blob is read and compared with its name."""
     blobs = folder / "blobs" / "sha256"
     listed: list[Descriptor] = []
-    for entry in read_index(folder).manifests:
+    for entry in read_layout_index(folder).manifests:
         # `docker buildx` writes an index of platforms inside the index of the folder, no deeper
         if entry.media_type == OCI_INDEX:
             what = f"{folder.name}: index of platforms"
@@ -133,7 +133,7 @@ def open_layout(folder: Path, platform: str | None = None) -> Artifact:
     return artifact
 
 
-def read_index(folder: Path) -> Document:
+def read_layout_index(folder: Path) -> Document:
     """The index of an OCI layout folder."""
     # the index is the one file of a layout that no digest names
     if not os.path.lexists(folder / "index.json"):
@@ -183,7 +183,7 @@ def require_manifest(document: Document, title: str) -> Descriptor:
 
 
 def _require_closed(document: Document, fields: frozenset[str], what: str) -> dict[str, Any]:
-    body: dict[str, Any] = read_json(document.data, what)
+    body: dict[str, Any] = read_signed_json(document.data, what)
     descriptors = [*body.get("layers", []), *body.get("manifests", [])]
     descriptors += [body["config"]] if "config" in body else []
     platforms = [x["platform"] for x in descriptors if x.get("platform") is not None]
@@ -198,7 +198,7 @@ def _require_closed(document: Document, fields: frozenset[str], what: str) -> di
 
 def make_artifact(title: str, manifest: Document, config: bytes) -> Artifact:
     """An image whose manifest and config do not contradict each other."""
-    settings = read_json(config, "config")
+    settings = read_signed_json(config, "config")
     try:
         diff_ids = tuple(settings["rootfs"]["diff_ids"])
     except (KeyError, TypeError) as error:

@@ -21,10 +21,10 @@ from pipeline.artifacts.attest.names import (
     SPDX,
     TEST_RESULT,
     Kind,
-    kind_of,
+    predicate_kind,
 )
 from pipeline.artifacts.attest.predicates import check_predicate
-from pipeline.artifacts.attest.strict import plain, read_json
+from pipeline.artifacts.attest.strict import plain, read_signed_json
 from pipeline.artifacts.attest.trust import Trust
 from pipeline.core.errors import RecordInvalid, SpecInvalid, TrustInvalid
 from pipeline.core.model import Digest, Frozen, Name, canonical_json
@@ -40,8 +40,8 @@ from pipeline.evidence.verify.remote import (
     open_remote_image,
 )
 from pipeline.evidence.verify.signature import Opened, judge_signatures
-from pipeline.evidence.verify.verdict import Node, Verdict, broken, incomplete, worst
-from pipeline.evidence.verify.walk import Walk, judge_bill, judge_results, walk
+from pipeline.evidence.verify.verdict import Node, Verdict, broken, incomplete, worst_verdict
+from pipeline.evidence.verify.walk import Walk, judge_bill, judge_results, walk_evidence
 from pipeline.images.gate.runs import EXCHANGES
 from pipeline.images.spec.checkout import Checkout
 
@@ -55,7 +55,7 @@ class Judge:
     now: datetime
     deep: bool = False
     jobs: int = 4
-    memory: naming.Memory | None = None
+    memory: naming.TagMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def judge_attached(
 ) -> Walk:
     """An image with its attached evidence; `is_named` where an index over it has a signed name."""
     # names are judged after statements: they must cover one of the believed sets
-    walked = walk(artifact, attached.items, judge.trust, judge.checkout, judge.now)
+    walked = walk_evidence(artifact, attached.items, judge.trust, judge.checkout, judge.now)
     names, doubts = naming.believed_names(attached.signatures, judge.trust, judge.now)
     nodes = naming.judge_names(artifact.digest, names, walked.sets)
     # Without a set, or without any name, other checks say what is missing. An index is signed like
@@ -99,12 +99,12 @@ def judge_attached(
             nodes.append(Node(title, message=message))
         else:
             # as far as the statement itself is believed
-            verdict = worst(check.verdict for check in copied.checks)
+            verdict = worst_verdict(check.verdict for check in copied.checks)
             nodes.append(Node(title, verdict, f"the same as in {copied.name}"))
     for note in attached.notes:
         title = f"note {note.name}"
         try:
-            body = read_json(note.data, "note")
+            body = read_signed_json(note.data, "note")
             message = plain(f"{body['gates']}; {body['reason']}")
         except (RecordInvalid, KeyError, TypeError):
             nodes.append(broken(title, "cannot be read"))
@@ -187,7 +187,7 @@ def judge_statement(item: EvidenceItem, judge: Judge) -> Walk:
     artifact = f"{about.name} sha256:{about.digest.sha256}"
     message = f"{artifact} is not here; verify that file with this statement"
     nodes = (signature, content, incomplete("subject", message))
-    node = Node(f"{kind_of(kind)} ({item.name})", children=nodes)
+    node = Node(f"{predicate_kind(kind)} ({item.name})", children=nodes)
     # a policy may still ask who signed it
     opened = Opened(item.name, item.envelope, (signature,), tuple(keys))
     return Walk(node, (opened,) if keys else ())
@@ -195,7 +195,7 @@ def judge_statement(item: EvidenceItem, judge: Judge) -> Walk:
 
 def judge_climb(path: Path, items: Sequence[EvidenceItem], judge: Judge) -> Walk:
     """A `smoke.json` with its statements, and the file of exchanges that they name."""
-    walked = walk(open_file(path), items, judge.trust, judge.checkout, judge.now)
+    walked = walk_evidence(open_file(path), items, judge.trust, judge.checkout, judge.now)
     if not items:
         return walked
     beside = path.with_name(EXCHANGES)

@@ -28,7 +28,7 @@ from pipeline.artifacts.oci.document import (
     read_document,
 )
 from pipeline.core.errors import EvidenceBroken, NotInRegistry, RecordInvalid, RegistryBroken
-from pipeline.evidence.verify.artifact import read_bounded, read_index, read_small
+from pipeline.evidence.verify.artifact import read_bounded, read_layout_index, read_small
 
 # as many as a set can list; who can push could attach millions
 MOST_FILES = 1000
@@ -71,7 +71,7 @@ def distinct(items: Sequence[EvidenceItem]) -> list[EvidenceItem]:
     return chosen
 
 
-def gather(places: Sequence[Path]) -> list[EvidenceItem]:
+def gather_envelopes(places: Sequence[Path]) -> list[EvidenceItem]:
     """Envelopes from files and folders, in order of their names."""
     paths: list[Path] = []
     for place in places:
@@ -168,7 +168,7 @@ def attached_in(folder: Path, digest: str) -> AttachedEvidence:
     """Evidence that was pulled into an OCI layout folder along with the image."""
     blobs = folder / "blobs" / "sha256"
     documents, strays = [], []
-    for entry in read_index(folder).manifests:
+    for entry in read_layout_index(folder).manifests:
         if entry.artifact_type is None or entry.media_type != OCI_MANIFEST:
             continue
         what = f"{folder.name}: manifest of a statement"

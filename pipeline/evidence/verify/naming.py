@@ -147,7 +147,7 @@ class _SeenTag(Frozen):
     images: dict[Digest, dict[Digest, _Name]] = {}
 
 
-class Memory:
+class TagMemory:
     """What a store remembers of tags; one file for each. A read-only store learns nothing new."""
 
     def __init__(self, store: Store, *, is_kept: bool = True) -> None:

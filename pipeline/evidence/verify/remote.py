@@ -10,7 +10,7 @@ from pipeline.artifacts.attest.cosign import SIGNATURE_MEDIA
 from pipeline.artifacts.attest.strict import MAX_BYTES
 from pipeline.artifacts.attest.trust import Trust
 from pipeline.artifacts.oci.document import MOST_MANIFEST_BYTES, Document
-from pipeline.artifacts.oci.reference import Reference
+from pipeline.artifacts.oci.reference import ImageReference
 from pipeline.artifacts.registry.pull import check_blob, plan_pull
 from pipeline.artifacts.registry.referrers import everything_listed, fallback_tag
 from pipeline.artifacts.registry.repository import Repository
@@ -46,7 +46,9 @@ class RemoteImage:
         return f"{self.repository}:{self.tag}" if self.tag else str(self.repository)
 
 
-def open_remote(repository: Repository, reference: Reference, platform: str | None) -> RemoteImage:
+def open_remote(
+    repository: Repository, reference: ImageReference, platform: str | None
+) -> RemoteImage:
     """Resolve a reference; of a tag with a digest both are read, and compared later."""
     at_tag = repository.manifest(reference.tag) if reference.tag else None
     root = repository.manifest(reference.digest) if reference.digest else at_tag

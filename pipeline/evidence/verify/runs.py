@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from pipeline.artifacts.attest.envelope import SUFFIX
-from pipeline.artifacts.attest.names import BENCHMARK_RUN, HOST_FACTS, REPORT, kind_of
+from pipeline.artifacts.attest.names import BENCHMARK_RUN, HOST_FACTS, REPORT, predicate_kind
 from pipeline.artifacts.attest.predicates import check_predicate
 from pipeline.artifacts.attest.statement import Statement
 from pipeline.artifacts.attest.strict import plain
@@ -23,10 +23,16 @@ from pipeline.artifacts.store.store import Store, read_image_record
 from pipeline.core import errors, log
 from pipeline.core.files import read_plain, sha256_of_file
 from pipeline.core.model import sha256_of
-from pipeline.evidence.statements.evidence_set import kept
-from pipeline.evidence.verify.artifact import open_file, open_image, open_layout, read_index
+from pipeline.evidence.statements.evidence_set import kept_envelopes
+from pipeline.evidence.verify.artifact import open_file, open_image, open_layout, read_layout_index
 from pipeline.evidence.verify.chain import Judge, judge_attached
-from pipeline.evidence.verify.evidence import EvidenceItem, attached_in, beside, distinct, gather
+from pipeline.evidence.verify.evidence import (
+    EvidenceItem,
+    attached_in,
+    beside,
+    distinct,
+    gather_envelopes,
+)
 from pipeline.evidence.verify.signature import Opened, judge_signatures
 from pipeline.evidence.verify.verdict import (
     HOST,
@@ -34,14 +40,14 @@ from pipeline.evidence.verify.verdict import (
     Node,
     Verdict,
     broken,
-    changed,
+    changed_node,
     incomplete,
     stale,
 )
-from pipeline.evidence.verify.walk import Walk, walk
+from pipeline.evidence.verify.walk import Walk, walk_evidence
 from pipeline.evidence.verify.weights import judge_weights
 from pipeline.serving.bench.foreign import read_foreign
-from pipeline.serving.bench.model import Run
+from pipeline.serving.bench.model import BenchRun
 from pipeline.serving.bench.place import (
     MOST_REQUESTS_BYTES,
     REQUESTS_FILE,
@@ -55,8 +61,8 @@ from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.report.check import OpenedReport, check_run, open_report
 from pipeline.serving.serve.run import recipe_digest
 from pipeline.weights.model import kept_locks
-from pipeline.weights.place import Place, find_places
-from pipeline.weights.sign.record import record_path
+from pipeline.weights.place import LockedFolder, find_places
+from pipeline.weights.sign.record import weights_record_path
 
 # facts of a host are some hundred kilobytes; a folder that was named may hold anything
 _MOST_FACTS_BYTES = 64 << 20
@@ -76,7 +82,9 @@ class Behind:
     folders: Sequence[Path] = ()
 
 
-def judge_run(folder: Path, items: Sequence[EvidenceItem], judge: Judge, sources: Behind) -> Walk:
+def judge_bench_run(
+    folder: Path, items: Sequence[EvidenceItem], judge: Judge, sources: Behind
+) -> Walk:
     """From the numbers of a run to who signed them, and to all that they depend on."""
     path = folder / RUN_FILE
     try:
@@ -124,7 +132,7 @@ def judge_file_statement(
     if item.envelope is None:
         return Walk(broken(item.name, item.error))
     statement = item.envelope.statement
-    kind = kind_of(statement.predicate_type)
+    kind = predicate_kind(statement.predicate_type)
     title = f"{kind} ({item.name})"
     signature, keys = judge_signatures(item.envelope, judge.trust, judge.now)
     try:
@@ -144,10 +152,10 @@ def judge_file_statement(
 def _signed_file(title: str, file: str, digest: str, statement: Statement, how: str) -> Node:
     if statement.is_about(digest):
         return Node(title, message=f"every byte as {how}")
-    return changed(title, f"{file} has {digest}, which was not {how}")
+    return changed_node(title, f"{file} has {digest}, which was not {how}")
 
 
-def _numbers(folder: Path, run: Run, *, has_requests: bool) -> Node:
+def _numbers(folder: Path, run: BenchRun, *, has_requests: bool) -> Node:
     """Every metric computed again from the raw requests."""
     title = "numbers"
     if not has_requests:
@@ -157,11 +165,11 @@ def _numbers(folder: Path, run: Run, *, has_requests: bool) -> Node:
         trials = list(recomputed(folder, run))
         missing = left_out(folder, run)
     except errors.RunInvalid as error:
-        return changed(title, str(error))
+        return changed_node(title, str(error))
     nodes = []
     for trial in (trial for trial in trials if not trial.is_as_named):
         message = f"the requests have {trial.digest}, the run names {trial.named}"
-        nodes.append(changed(f"{trial.place}/requests ({trial.name})", message))
+        nodes.append(changed_node(f"{trial.place}/requests ({trial.name})", message))
     wrong = [change for trial in trials for change in trial.changed]
     if wrong := wrong + recomputed_intervals(run, trials):
         children = []
@@ -169,12 +177,12 @@ def _numbers(folder: Path, run: Run, *, has_requests: bool) -> Node:
             # people know a cell by its name, and each place begins with /cells/NUMBER
             cell = run.cells[int(each.place.split("/")[2])].cell.name
             message = f"is {each.now}, by its requests and samples it is {each.then}"
-            children.append(changed(plain(f"{each.place} (cell {cell})"), plain(message)))
+            children.append(changed_node(plain(f"{each.place} (cell {cell})"), plain(message)))
         message = f"{log.count(len(wrong), 'value')} changed"
         if len(wrong) > _MOST_SHOWN:
             message += f", the first {_MOST_SHOWN} are shown"
         nodes.append(Node("recomputed", message=message, children=tuple(children)))
-    nodes += [changed("left out", plain(each)) for each in missing[:_MOST_SHOWN]]
+    nodes += [changed_node("left out", plain(each)) for each in missing[:_MOST_SHOWN]]
     if nodes:
         return Node(title, children=tuple(nodes))
     requests = sum(t.requests.lines for cell in run.cells for t in cell.trials)
@@ -182,7 +190,7 @@ def _numbers(folder: Path, run: Run, *, has_requests: bool) -> Node:
     return Node(title, message=f"the same again from {counts}")
 
 
-def _inputs(run: Run, sources: Behind, judge: Judge) -> list[Walk]:
+def _inputs(run: BenchRun, sources: Behind, judge: Judge) -> list[Walk]:
     """Each thing that the run names; one that is not found is missing, and never valid."""
     client = f"{run.client.name} {run.client.version} {run.client.digest}"
     parts = {
@@ -219,12 +227,12 @@ def _image(digest: str | None, sources: Behind, judge: Judge) -> Walk:
             title = f"{name} {platform}"
             try:
                 with store.in_use():
-                    items = gather(kept(store, name, platform, digest))
+                    items = gather_envelopes(kept_envelopes(store, name, platform, digest))
                     opened = open_image(store.blob_path(digest).parent, digest, title)
             except errors.PipelineError as error:
                 return Walk(broken(f"image {title} {digest}", str(error)))
             given = (judge.trust, judge.checkout, judge.now)
-            return _titled(walk(opened, items, *given, gates_may_wait=True), "image")
+            return _titled(walk_evidence(opened, items, *given, gates_may_wait=True), "image")
     # an OCI layout that was pulled or exported
     for folder in (f for f in sources.folders if (f / "index.json").is_file()):
         try:
@@ -232,12 +240,12 @@ def _image(digest: str | None, sources: Behind, judge: Judge) -> Walk:
         except errors.PipelineError as error:
             # a damaged layout of this image, and not merely one of another
             with suppress(errors.PipelineError):
-                if any(each.digest == digest for each in read_index(folder).manifests):
+                if any(each.digest == digest for each in read_layout_index(folder).manifests):
                     return Walk(broken(f"image {folder.name} {digest}", str(error)))
             continue
         if opened.digest == digest:
             attached = attached_in(folder, digest)
-            attached.items += gather(beside(folder))
+            attached.items += gather_envelopes(beside(folder))
             return _titled(judge_attached(opened, attached, judge), "image")
     message = f"{digest} is not in the store here, nor in a layout that --look-in names"
     return _missing("image", message)
@@ -255,12 +263,12 @@ def _weights(digest: str | None, sources: Behind, judge: Judge) -> Walk:
         return Walk(Node("weights", message="the tiny model, which this code makes"))
     locks = kept_locks(judge.checkout) if judge.checkout else []
     for folder in sources.folders:
-        places: Sequence[Place] = ()
+        places: Sequence[LockedFolder] = ()
         with suppress(errors.WeightsUnknown):
             places = find_places(folder, locks)
         for place in (place for place in places if place.lock.seal == digest):
-            record = record_path(place)
-            items = gather([record] if record.exists() else [])
+            record = weights_record_path(place)
+            items = gather_envelopes([record] if record.exists() else [])
             return _titled(judge_weights(place, places, items, judge), "weights")
     lock = next((lock for lock in locks if lock.seal == digest), None)
     if lock is None:
@@ -270,7 +278,7 @@ def _weights(digest: str | None, sources: Behind, judge: Judge) -> Walk:
     return _missing(f"weights {lock.name}", message)
 
 
-def _recipe(run: Run, sources: Behind, judge: Judge) -> Node:
+def _recipe(run: BenchRun, sources: Behind, judge: Judge) -> Node:
     name, digest = run.inputs.recipe_name, run.inputs.recipe
     if name is None or digest is None:
         return incomplete("recipe", "the run was not served from a recipe")
@@ -294,17 +302,20 @@ def _host(digest: str | None, sources: Behind, judge: Judge) -> Walk:
         for other in _facts_files(sources, judge):
             # a statement of those facts, beside a file that is another one by now
             about = other.with_name(other.name.removesuffix(SUFFIX))
-            (item,) = gather([other]) if about != other and about.is_file() else (None,)
+            (item,) = gather_envelopes([other]) if about != other and about.is_file() else (None,)
             if item and item.envelope and item.envelope.statement.is_about(digest):
                 message = f"has {sha256_of_file(about)}, the run names {digest}"
-                return Walk(changed(f"{HOST} {about.name}", message))
+                return Walk(changed_node(f"{HOST} {about.name}", message))
         return _missing(HOST, f"{digest} is in none of the folders here (--look-in DIR)")
     # facts may be named by their statement, which is proof of itself
     about = path.with_name(path.name.removesuffix(SUFFIX))
     if not about.is_file():
         return _missing(f"{HOST} {path.name}", "the facts are not beside their statement")
     given = (judge.trust, judge.checkout, judge.now)
-    walked = _titled(walk(open_file(about), gather(beside(about)), *given, only=HOST_FACTS), HOST)
+    walked = _titled(
+        walk_evidence(open_file(about), gather_envelopes(beside(about)), *given, only=HOST_FACTS),
+        HOST,
+    )
     return replace(walked, node=replace(walked.node, subject=str(about)))
 
 
@@ -335,14 +346,14 @@ def judge_report(path: Path, items: Sequence[EvidenceItem], judge: Judge, source
         # the bytes of the page hold the data and all that people see
         if statement.is_about(digest):
             return [Node("page", message=f"every byte as {how}")]
-        return [changed("page", f"has {digest}, which was not {how}")]
+        return [changed_node("page", f"has {digest}, which was not {how}")]
 
     walks = [judge_file_statement(i, REPORT, "report", judge, compare) for i in distinct(items)]
     if not items:
         message = "there is none: nobody says that this report is theirs"
         walks.append(Walk(incomplete("statement", message)))
     if problem := report.problem():
-        walks.append(Walk(changed("embedded data", problem)))
+        walks.append(Walk(changed_node("embedded data", problem)))
     walks += [_run(report, i, path, judge, sources) for i in range(len(report.data.runs))]
     node = Node(f"{path} {digest}", children=tuple(w.node for w in walks))
     return Walk(node, tuple(each for walked in walks for each in walked.believed))
@@ -358,7 +369,7 @@ def _run(report: OpenedReport, index: int, page: Path, judge: Judge, sources: Be
         return Walk(incomplete(title, message))
     problems = check_run(report, index, found)
     children = tuple(
-        changed(plain(each.where) or "data", plain(each.message).replace("\n", " "))
+        changed_node(plain(each.where) or "data", plain(each.message).replace("\n", " "))
         for each in problems[:_MOST_SHOWN]
     )
     message = f"{log.count(len(problems), 'place')} changed" if problems else "as in the run"
@@ -368,7 +379,7 @@ def _run(report: OpenedReport, index: int, page: Path, judge: Judge, sources: Be
         unsigned = incomplete("statement", f"a result of {plain(named.tool)} has none")
         return Walk(Node(title, children=(same, unsigned)))
     within = Behind(sources.store, (*sources.folders, found, found.parent, page.parent))
-    walked = judge_run(found, gather(beside(found / RUN_FILE)), judge, within)
+    walked = judge_bench_run(found, gather_envelopes(beside(found / RUN_FILE)), judge, within)
     return Walk(Node(title, children=(same, walked.node)), walked.believed)
 
 

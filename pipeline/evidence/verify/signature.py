@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 from pipeline.artifacts.attest.envelope import Envelope
 from pipeline.artifacts.attest.keys import is_valid_signature
-from pipeline.artifacts.attest.names import REBUILD, TEST_RESULT, UNGATED, kind_of
+from pipeline.artifacts.attest.names import REBUILD, TEST_RESULT, UNGATED, predicate_kind
 from pipeline.artifacts.attest.predicates import EvidenceSet
 from pipeline.artifacts.attest.statement import Statement
 from pipeline.artifacts.attest.trust import Trust, TrustedKey, judges_strangers
 from pipeline.core import log
 from pipeline.core.errors import RecordInvalid
 from pipeline.core.model import sha256_of
-from pipeline.evidence.statements.evidence_set import is_set, latest, read_set, verdict_of
+from pipeline.evidence.statements.evidence_set import holds_set, latest, read_set, verdict_of
 from pipeline.evidence.statements.results import TestResult, read_test_result
-from pipeline.evidence.verify.verdict import Code, Node, Verdict, broken, incomplete, worst
+from pipeline.evidence.verify.verdict import Code, Node, Verdict, broken, incomplete, worst_verdict
 
 if TYPE_CHECKING:
     from pipeline.evidence.statements.provenance import Provenance
@@ -99,7 +99,7 @@ class Opened:
 
     @property
     def is_about_this(self) -> bool:
-        return worst(c.verdict for c in self.checks) is not Verdict.BROKEN
+        return worst_verdict(c.verdict for c in self.checks) is not Verdict.BROKEN
 
     @property
     def is_believed(self) -> bool:
@@ -112,7 +112,7 @@ class Opened:
 
     @property
     def kind(self) -> str:
-        return kind_of(self.statement.predicate_type)
+        return predicate_kind(self.statement.predicate_type)
 
     @property
     def test(self) -> TestResult | None:
@@ -131,7 +131,7 @@ class SetJudge:
         self._counted = counted
         self._sets: list[Opened] = []
         self._lists: dict[str, EvidenceSet] = {}
-        for each in (x for x in counted if is_set(x.envelope)):
+        for each in (x for x in counted if holds_set(x.envelope)):
             with suppress(RecordInvalid):  # reported where that statement is judged
                 self._lists[each.payload] = read_set(each.statement)
                 self._sets.append(each)
@@ -165,7 +165,7 @@ class SetJudge:
         }
         if any(check.code is Code.AHEAD for check in opened.checks):
             # its signer's clock was wrong, and that signer has stated the same again since
-            again = is_set(opened.envelope) or like & {x.payload for x in self._opened}
+            again = holds_set(opened.envelope) or like & {x.payload for x in self._opened}
             claimed = {signature.key_id for signature in opened.envelope.signatures}
             signed_again = any(key.id in claimed for x in self._current for key in x.keys)
             may_go = again and signed_again and not is_final
@@ -173,7 +173,7 @@ class SetJudge:
         # untrusted beside trusted: judged as it is, and no set of ours speaks of it
         if opened not in self._counted:
             return ""
-        if is_set(opened.envelope):
+        if holds_set(opened.envelope):
             return "an older set; the latest one counts" if opened in self._sets else ""
         is_replaced = opened.payload in self._known and like and not is_final
         return "replaced by a statement of the latest set" if is_replaced else ""
@@ -211,7 +211,7 @@ class SetJudge:
         signers = {key.id for x in self._sets for key in x.keys}
         # statements that no set lists
         for each in self._opened:
-            if is_set(each.envelope) or each.payload in self._known:
+            if holds_set(each.envelope) or each.payload in self._known:
                 continue
             if not each.keys or signers & {key.id for key in each.keys}:
                 nodes.append(broken(each.name, "was added later: no set lists it"))

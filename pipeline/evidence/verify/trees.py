@@ -17,7 +17,7 @@ from pipeline.artifacts.attest.strict import plain
 from pipeline.core import log
 from pipeline.core.errors import LockEdited, LockMissing, PipelineError
 from pipeline.core.model import Name, Platform, canonical_json, sha256_of
-from pipeline.evidence.statements.inventory import objects_text
+from pipeline.evidence.statements.inventory import objects_origin
 from pipeline.evidence.statements.provenance import Provenance, Resource, source_spec
 from pipeline.evidence.verify.artifact import Artifact
 from pipeline.evidence.verify.verdict import Node, broken, incomplete, stale
@@ -169,7 +169,7 @@ class _TreeJudge:
             self._inputs(tree, source, build),
             self._made_from(tree, source),
             self._made_in(tree, source, build),
-            Node("objects", message=objects_text(tree.annotations["run"])),
+            Node("objects", message=objects_origin(tree.annotations["run"])),
         )
         return Node(title, message=f"layer sha256:{tree.sha256[:12]}…", children=children)
 

@@ -57,7 +57,7 @@ _ERRORS: dict[Verdict, type[errors.PipelineError]] = {
 }
 
 
-def worst(verdicts: Iterable[Verdict]) -> Verdict:
+def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict on all together; none at all is incomplete, never valid."""
     return max(verdicts, key=_RANK.__getitem__, default=Verdict.INCOMPLETE)
 
@@ -77,7 +77,7 @@ class Node:
 
     @property
     def verdict(self) -> Verdict:
-        return worst([self.own, *(child.verdict for child in self.children)])
+        return worst_verdict([self.own, *(child.verdict for child in self.children)])
 
     def culprit(self) -> Node:
         """The node that decides: the first of those that are as bad as the whole."""
@@ -117,7 +117,7 @@ def stale(title: str, message: str) -> Node:
     return Node(title, Verdict.STALE, message)
 
 
-def changed(title: str, message: str) -> Node:
+def changed_node(title: str, message: str) -> Node:
     """A number, or the file that holds it, that is not what was signed or computed."""
     return Node(title, Verdict.CHANGED, message)
 
@@ -137,7 +137,7 @@ def show(node: Node, *, everything: bool = False) -> str:
     return "\n".join(lines(node, "", ""))
 
 
-def error_of(node: Node) -> errors.PipelineError | None:
+def verdict_error(node: Node) -> errors.PipelineError | None:
     """The error that belongs to a verdict; none where all is valid."""
     kind = _ERRORS.get(node.verdict)
     if kind is None:

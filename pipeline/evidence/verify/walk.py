@@ -55,7 +55,7 @@ class Walk:
     opened: tuple[tuple[Opened, str], ...] = ()
 
 
-def walk(
+def walk_evidence(
     artifact: Artifact,
     items: Sequence[EvidenceItem],
     trust: Trust | None,
@@ -126,7 +126,7 @@ def _open(
         return broken(item.name, item.error)
     kind = envelope.statement.predicate_type
     if only not in (None, kind):
-        got, wanted = names.kind_of(kind), names.kind_of(only or "")
+        got, wanted = names.predicate_kind(kind), names.predicate_kind(only or "")
         message = f"is a statement of the kind {got}, not {wanted}"
         # a signer claims to vouch by it; an unsigned statement says nothing either way
         verdict = Verdict.BROKEN if envelope.signatures else Verdict.UNSIGNED
@@ -265,7 +265,7 @@ def judge_results(
     a card that the image is not for decides nothing, as at publishing.
     """
     if MARK in predicate:
-        return judge_run(read_run_result(predicate), checkout)
+        return judge_image_run(read_run_result(predicate), checkout)
     result = read_test_result(predicate)
     title = f"gate {result.gate} on {result.card}"
     if cards is not None and result.card not in cards:
@@ -297,7 +297,7 @@ def judge_results(
     return Node(title, message=counts)
 
 
-def judge_run(result: RunResult, checkout: Checkout | None) -> Node:
+def judge_image_run(result: RunResult, checkout: Checkout | None) -> Node:
     """An image that does not start breaks the chain.
 
     A ladder that failed is of one recipe on one machine, and another may come further: it proves

@@ -14,11 +14,11 @@ from pipeline.evidence.verify.artifact import Artifact
 from pipeline.evidence.verify.chain import Judge
 from pipeline.evidence.verify.evidence import EvidenceItem
 from pipeline.evidence.verify.verdict import Code, Node, Verdict, broken, incomplete, stale
-from pipeline.evidence.verify.walk import Walk, walk
-from pipeline.evidence.verify.weights_backing import signer_of
-from pipeline.weights.check.verify import VerifyOptions, checkout_backing, verify
+from pipeline.evidence.verify.walk import Walk, walk_evidence
+from pipeline.evidence.verify.weights_backing import weights_signer
+from pipeline.weights.check.verify import WeightsVerifyOptions, checkout_backing, verify_files
 from pipeline.weights.disk.receipt import check_by_receipt
-from pipeline.weights.place import Place
+from pipeline.weights.place import LockedFolder
 from pipeline.weights.sign import signing
 from pipeline.weights.sign.record import set_digest
 
@@ -26,7 +26,10 @@ _SIGNATURE = "model signature"
 
 
 def judge_weights(
-    place: Place, neighbours: Collection[Place], items: Sequence[EvidenceItem], judge: Judge
+    place: LockedFolder,
+    neighbours: Collection[LockedFolder],
+    items: Sequence[EvidenceItem],
+    judge: Judge,
 ) -> Walk:
     """Files against the lock, then signature and records against both."""
     lock = place.lock
@@ -39,7 +42,9 @@ def judge_weights(
         is_vouched = nodes[-1].verdict is Verdict.VALID
     walked = Walk(Node(artifact.title))
     if items:
-        walked = walk(artifact, items, judge.trust, judge.checkout, judge.now, only=WEIGHTS)
+        walked = walk_evidence(
+            artifact, items, judge.trust, judge.checkout, judge.now, only=WEIGHTS
+        )
     for node in walked.node.children:
         # a statement that `fetch` or `verify` made without a key takes nothing from a signed set
         if is_vouched and node.verdict is Verdict.UNSIGNED:
@@ -51,7 +56,7 @@ def judge_weights(
     return replace(walked, node=Node(f"{lock.name} {artifact.digest}", children=tuple(nodes)))
 
 
-def _lock(place: Place, judge: Judge) -> Node:
+def _lock(place: LockedFolder, judge: Judge) -> Node:
     """The lock beside the files; a checkout may have a newer one."""
     lock, title = place.lock, "lock"
     message = f"{len(lock.files)} files of {lock.repository} at {lock.commit[:12]}"
@@ -68,10 +73,10 @@ def _lock(place: Place, judge: Judge) -> Node:
     return Node(title, message=message)
 
 
-def _files(place: Place, neighbours: Collection[Place], *, deep: bool) -> Node:
+def _files(place: LockedFolder, neighbours: Collection[LockedFolder], *, deep: bool) -> Node:
     title, unknown = "files", 0
     if deep:
-        report = verify(place, VerifyOptions(full=True), neighbours).report
+        report = verify_files(place, WeightsVerifyOptions(full=True), neighbours).report
         damage = report.damage
         message = f"{report.files_read} read, {log.size(place.lock.size_bytes)}"
     else:
@@ -88,9 +93,9 @@ def _files(place: Place, neighbours: Collection[Place], *, deep: bool) -> Node:
     return Node(title, message=message)
 
 
-def _signature(place: Place, path: Path, judge: Judge) -> Node:
+def _signature(place: LockedFolder, path: Path, judge: Judge) -> Node:
     try:
-        key = signer_of(path, judge.trust.keys if judge.trust else ())
+        key = weights_signer(path, judge.trust.keys if judge.trust else ())
     except ModelSignatureInvalid as error:
         if judges_strangers(judge.trust):
             return broken(_SIGNATURE, str(error))
@@ -99,7 +104,7 @@ def _signature(place: Place, path: Path, judge: Judge) -> Node:
     try:
         # files that the receipt proves unchanged are not hashed again
         known = {p.path: p.sha256 for p in check_by_receipt(place).proved if p.sha256}
-        done = signing.check(place.snapshot, path, key.key, {} if judge.deep else known)
+        done = signing.compare_signature(place.snapshot, path, key.key, {} if judge.deep else known)
     except ModelSignatureInvalid as error:
         return broken(_SIGNATURE, str(error))
     # a bundle without a transparency log has no time

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from pipeline.artifacts.attest import bundle
-from pipeline.artifacts.attest.envelope import read_kept
+from pipeline.artifacts.attest.envelope import read_kept_envelope
 from pipeline.artifacts.attest.names import WEIGHTS
 from pipeline.artifacts.attest.trust import Trust, TrustedKey
 from pipeline.core.errors import LockEdited, ModelSignatureInvalid
@@ -16,10 +16,10 @@ from pipeline.core.model import sha256_of
 from pipeline.evidence.verify.signature import judge_signatures
 from pipeline.weights.check.verify import Backing
 from pipeline.weights.disk.survey import some
-from pipeline.weights.model import dump
-from pipeline.weights.place import Place
+from pipeline.weights.model import dump_weights_lock
+from pipeline.weights.place import LockedFolder
 from pipeline.weights.sign import signing
-from pipeline.weights.sign.record import record_path
+from pipeline.weights.sign.record import weights_record_path
 from pipeline.weights.sign.signing import locked_digests
 
 _HINT = (
@@ -28,7 +28,7 @@ _HINT = (
 )
 
 
-def signer_of(path: Path, keys: Sequence[TrustedKey]) -> TrustedKey:
+def weights_signer(path: Path, keys: Sequence[TrustedKey]) -> TrustedKey:
     """The trusted key that made a model signature."""
     reasons = []
     for key in keys:
@@ -43,7 +43,7 @@ def signer_of(path: Path, keys: Sequence[TrustedKey]) -> TrustedKey:
     raise ModelSignatureInvalid(f"{path.name}: no key of the trust file made it")
 
 
-def signed_backing(place: Place, backing: Backing, trust: Trust, now: datetime) -> Backing:
+def signed_backing(place: LockedFolder, backing: Backing, trust: Trust, now: datetime) -> Backing:
     """Who else vouches for the lock; raises where a trusted key signed another one.
 
     A signature by an untrusted key decides nothing, either way. A record is made of every
@@ -51,19 +51,21 @@ def signed_backing(place: Place, backing: Backing, trust: Trust, now: datetime) 
     """
     lock, recorded, signed = place.lock, "", ""
     # a signed record names the lock by its digest, and the commit it is of
-    if envelope := read_kept(record_path(place)):
+    if envelope := read_kept_envelope(weights_record_path(place)):
         statement, (_, keys) = envelope.statement, judge_signatures(envelope, trust, now)
         subjects = {s.name: f"sha256:{s.digest.sha256}" for s in statement.subject}
         # a record of another commit is of an earlier set in this folder
         is_of_this = f"{lock.repository}@{lock.commit}" in subjects
         if keys and statement.predicate_type == WEIGHTS and is_of_this:
             recorded = keys[0].name
-            if sha256_of(dump(lock).encode()) not in subjects.values():
-                message = f"is not the lock that {recorded} signed in {record_path(place).name}"
+            if sha256_of(dump_weights_lock(lock).encode()) not in subjects.values():
+                message = (
+                    f"is not the lock that {recorded} signed in {weights_record_path(place).name}"
+                )
                 raise LockEdited(f"{place.lock_file} {message}", _HINT)
     path, files = signing.default_signature(place), None
     with suppress(OSError, ModelSignatureInvalid):
-        key = signer_of(path, trust.keys)
+        key = weights_signer(path, trust.keys)
         files = signing.signed_files(path, key.key)
     if files and not key.objection(WEIGHTS, None, now):
         # a model signature names files by their SHA-256; small ones are read for theirs

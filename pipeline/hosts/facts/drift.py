@@ -21,12 +21,12 @@ class Difference(Frozen):
     after: str
 
 
-def read_facts(path: Path) -> HostFacts:
+def read_recorded_facts(path: Path) -> HostFacts:
     """Recorded facts, as `sm120 host facts --json` wrote them."""
     return read_model(path, HostFacts, "a file of host facts")
 
 
-def compare(before: HostFacts, after: HostFacts) -> list[Difference]:
+def compare_facts(before: HostFacts, after: HostFacts) -> list[Difference]:
     """Every field that differs, but for those declared volatile."""
     return list(_model("", before, after))
 

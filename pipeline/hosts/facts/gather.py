@@ -40,7 +40,7 @@ _ARM_PARTS = {
 }
 
 
-def gather(capture: Capture, name: str | None = None) -> HostFacts:
+def gather_facts(capture: Capture, name: str | None = None) -> HostFacts:
     """All facts; a value that is missing has its reason."""
     vendor, board = (capture.text(f"/sys/class/dmi/id/board_{x}") for x in ("vendor", "name"))
     if isinstance(vendor, str) and isinstance(board, str):

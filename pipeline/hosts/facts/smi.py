@@ -25,7 +25,7 @@ _LINK = re.compile(r"^(X|SYS|NODE|PHB|PXB|PIX|NV\d+)$")
 _PEER = re.compile(r"^(X|OK|CNS|GNS|TNS|NS|DR|U)$")
 
 
-def read_log(text: str) -> Known[Element]:
+def read_smi_log(text: str) -> Known[Element]:
     """The document, if it is nvidia-smi's and complete."""
     if len(text) > _LIMIT:
         return unknown("nvidia-smi -q -x: more than 16 MiB of XML")
@@ -65,7 +65,7 @@ def _whole(text: str) -> Known[int]:
 
 def read_gpus(text: str, capabilities: Known[dict[str, str]]) -> Known[list[Gpu]]:
     """Every card, in nvidia-smi's order."""
-    root = read_log(text)
+    root = read_smi_log(text)
     if isinstance(root, Unknown):
         return root
     cards = root.findall("gpu")
@@ -78,7 +78,7 @@ def read_gpus(text: str, capabilities: Known[dict[str, str]]) -> Known[list[Gpu]
 
 def read_memory_used(text: str) -> Known[list[int]]:
     """Bytes in use on each card, in order; no fact of a host, as they change all day."""
-    root = read_log(text)
+    root = read_smi_log(text)
     if isinstance(root, Unknown):
         return root
     used = [then(text_at(x, "fb_memory_usage/used"), _amount) for x in root.findall("gpu")]
@@ -88,7 +88,7 @@ def read_memory_used(text: str) -> Known[list[int]]:
 
 def read_field(text: str, path: str) -> Known[str]:
     """A field of the whole document, such as the driver's version."""
-    root = read_log(text)
+    root = read_smi_log(text)
     return root if isinstance(root, Unknown) else text_at(root, path)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pipeline.core import log, proc
 from pipeline.core.errors import FleetUnready
-from pipeline.hosts.fleet.promised import Connection, Promised, read_promised
+from pipeline.hosts.fleet.promised import HostConnection, Promised, read_promised
 from pipeline.images.spec.checkout import Checkout
 
 _VAULT = (
@@ -39,7 +39,7 @@ def ansible_program(name: str) -> str:
 def ansible_environment(checkout: Checkout) -> dict[str, str]:
     """A short environment with the caller's own settings of Ansible."""
     own = [n for n in os.environ if n.startswith("ANSIBLE_")]
-    environment = proc.environment(*_PASSED, *own)
+    environment = proc.child_environment(*_PASSED, *own)
     environment.setdefault("ANSIBLE_CONFIG", str(checkout.root / "ansible" / "ansible.cfg"))
     return environment
 
@@ -142,7 +142,7 @@ def promises_of(
         yield hosts
 
 
-def connection_of(checkout: Checkout, inventories: Sequence[str], host: str) -> Connection:
+def connection_of(checkout: Checkout, inventories: Sequence[str], host: str) -> HostConnection:
     """How Ansible reaches one host of an inventory; the host itself is not asked."""
     arguments = [x for each in inventories for x in ("--inventory", each)]
     with promises_of(checkout, [*arguments, "--limit", host], "connection.yml") as hosts:

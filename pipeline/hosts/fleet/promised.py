@@ -13,7 +13,7 @@ from pipeline.core.model import Frozen
 State: TypeAlias = Literal["present", "absent"]
 
 
-class Connection(Frozen):
+class HostConnection(Frozen):
     """How to reach a host and become root on it."""
 
     kind: str = "ssh"
@@ -155,7 +155,7 @@ class Promised(Frozen):
     """One host: how to reach it and what it was promised, or why Ansible did not reach it."""
 
     host: str
-    connection: Connection
+    connection: HostConnection
     unreached: str | None = None
     lock_file: Path | None = None
     target: str = ""

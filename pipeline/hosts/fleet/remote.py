@@ -19,7 +19,7 @@ from pathlib import Path
 from pipeline.core import proc
 from pipeline.core.model import Frozen
 from pipeline.hosts.fleet import shell
-from pipeline.hosts.fleet.promised import Connection
+from pipeline.hosts.fleet.promised import HostConnection
 
 CONNECT_S = 10
 # dpkg --verify reads all files of a toolkit, which are gigabytes
@@ -54,7 +54,7 @@ class CommandResult(Frozen):
 class Remote:
     """A root shell on a host. It never prompts a person, and every command has a time limit."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HostConnection) -> None:
         self._to = connection
         self._process: subprocess.Popen[bytes] | None = None
         self._hung_up = False
@@ -133,7 +133,7 @@ def _send(process: subprocess.Popen[bytes], line: str) -> None:
     process.stdin.flush()
 
 
-def connect_command(to: Connection) -> list[str]:
+def connect_command(to: HostConnection) -> list[str]:
     """The command line that ends as our shell (shell.py), run by root on the host."""
     if to.kind not in ("ssh", "local", "smart"):
         raise Unreached(f"ansible_connection {to.kind} is not supported, only ssh and local")
@@ -149,7 +149,7 @@ def connect_command(to: Connection) -> list[str]:
     return [*ssh_words(to), to.address, "--", script]
 
 
-def ssh_words(to: Connection) -> list[str]:
+def ssh_words(to: HostConnection) -> list[str]:
     """ssh with all of its options; the host and a command follow."""
     # without a password ssh must not prompt at all; with one it asks our program, once
     prompts = "NumberOfPasswordPrompts=1" if to.password else "BatchMode=yes"
@@ -165,10 +165,10 @@ def ssh_words(to: Connection) -> list[str]:
 
 
 @contextmanager
-def ssh_environment(to: Connection) -> Iterator[dict[str, str]]:
+def ssh_environment(to: HostConnection) -> Iterator[dict[str, str]]:
     """The environment of ssh; its password comes from a program that exists only in this block."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
-    env = proc.environment("SSH_AUTH_SOCK", "USER", PATH=path)
+    env = proc.child_environment("SSH_AUTH_SOCK", "USER", PATH=path)
     if not to.password or to.kind == "local":
         yield env
         return

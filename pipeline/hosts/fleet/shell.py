@@ -24,7 +24,7 @@ _LEFT_CODE = 124  # as timeout(1) ends
 _LEFT_BEHIND: list[subprocess.Popen[bytes]] = []
 
 
-def run(request: dict[str, Any]) -> dict[str, Any]:
+def run_on_host(request: dict[str, Any]) -> dict[str, Any]:
     """Run one command to its end, or to its time limit."""
     process = subprocess.Popen(
         ["/bin/sh", "-c", request["command"]],
@@ -66,4 +66,4 @@ if __name__ == "__main__":
     print(f"{READY} {os.geteuid()}", flush=True)
     # until the input ends
     for line in sys.stdin:
-        print(json.dumps(run(json.loads(line))), flush=True)
+        print(json.dumps(run_on_host(json.loads(line))), flush=True)

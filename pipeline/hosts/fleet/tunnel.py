@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pipeline.core import log, proc
 from pipeline.core.errors import HostUnreached, PipelineError
-from pipeline.hosts.fleet.promised import Connection
+from pipeline.hosts.fleet.promised import HostConnection
 from pipeline.hosts.fleet.remote import CONNECT_S, CommandResult, ssh_environment, ssh_words
 
 LIMIT_S = 60.0
@@ -29,17 +29,17 @@ _GRACE_S = 0.3
 _HINT = "Check its power, network and SSH login: `ssh HOST true` must work without a question."
 
 
-def plain_connection(host: str) -> Connection:
+def plain_connection(host: str) -> HostConnection:
     """A host as one types it for ssh: `user@host`, or a name of ~/.ssh/config."""
     if not host or host.startswith("-") or any(c.isspace() for c in host):
         raise HostUnreached(f"{host!r} is not the name of a host", "Write it as for ssh.")
-    return Connection(address=host)
+    return HostConnection(address=host)
 
 
 class Tunnel:
     """An open connection; what it forwards is gone with it."""
 
-    def __init__(self, to: Connection, folder: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, to: HostConnection, folder: Path, process: subprocess.Popen[bytes]) -> None:
         self.host = to.address
         self._folder, self._process = folder, process
         self._numbers = itertools.count(1)
@@ -90,7 +90,7 @@ class Tunnel:
 
 
 @contextmanager
-def open_tunnel(to: Connection) -> Iterator[Tunnel]:
+def open_tunnel(to: HostConnection) -> Iterator[Tunnel]:
     """Log in, and log out when the block ends; an error after a lost connection says so."""
     if to.kind not in ("ssh", "smart"):
         raise HostUnreached(

@@ -25,16 +25,16 @@ from pipeline.core.files import write_bytes
 from pipeline.core.known import Known, Unknown, then, unknown
 from pipeline.core.model import Frozen
 from pipeline.hosts.facts import capture
-from pipeline.hosts.facts.drift import Difference, compare, read_facts
-from pipeline.hosts.facts.gather import gather
+from pipeline.hosts.facts.drift import Difference, compare_facts, read_recorded_facts
+from pipeline.hosts.facts.gather import gather_facts
 from pipeline.hosts.facts.model import HostFacts
 from pipeline.hosts.facts.source import Capture, read_capture
 from pipeline.hosts.fleet.promised import Promised
 from pipeline.hosts.fleet.remote import CommandResult, Remote, Unreached, one_line
 from pipeline.hosts.probes import runner
-from pipeline.hosts.rules.issues import Finding, findings, match_lines, match_rules
-from pipeline.hosts.rules.judge import judge
-from pipeline.hosts.rules.verdict import RuleResult, Verdict, overall
+from pipeline.hosts.rules.issues import IssueFinding, issue_findings, match_lines, match_rules
+from pipeline.hosts.rules.judge import judge_rules
+from pipeline.hosts.rules.verdict import RuleResult, Verdict, overall_of_rules
 
 # of a play, in the folder of records
 CAPTURES = "captures"
@@ -76,18 +76,20 @@ class HostResult(Frozen):
         """The worst of all that was judged; nothing judged is unknown."""
         if self.unreached is not None:
             return "not reached"
-        return overall(self._verdicts())
+        return overall_of_rules(self._verdicts())
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[IssueFinding]:
         """Known issues that explain what failed."""
         judged = [
             RuleResult(rule=r.rule, subject=r.role, verdict=r.verdict, why=r.why)
             for r in self.rows
             if r.rule
         ]
-        return findings([match_rules([*judged, *self.rules]), match_lines("tests", self.output)])
+        return issue_findings(
+            [match_rules([*judged, *self.rules]), match_lines("tests", self.output)]
+        )
 
     def count(self, verdict: Verdict) -> int:
         """How many rows have this verdict."""
@@ -111,14 +113,14 @@ class FleetResult(Frozen):
         seen = {h.verdict for h in self.hosts}
         if "not reached" in seen and "failed" not in seen:
             return "not reached"
-        return overall(seen)
+        return overall_of_rules(seen)
 
 
 # host.promises.run.judge_promises
 Judge: TypeAlias = Callable[[Promised, Remote, Known[HostFacts], Sequence[str]], list[Row]]
 
 
-class VerifyOptions(Frozen):
+class HostVerifyOptions(Frozen):
     """Which promises to judge, and what else."""
 
     roles: tuple[str, ...] = ()
@@ -132,7 +134,7 @@ class VerifyOptions(Frozen):
 
 def verify_fleet(
     fleet: Sequence[Promised],
-    options: VerifyOptions,
+    options: HostVerifyOptions,
     judge_promises: Judge,
     *,
     jobs: int,
@@ -157,7 +159,7 @@ def verify_fleet(
 
 
 def verify_host(
-    promised: Promised, remote: Remote, options: VerifyOptions, judge_promises: Judge
+    promised: Promised, remote: Remote, options: HostVerifyOptions, judge_promises: Judge
 ) -> HostResult:
     """One host."""
     if promised.unreached is not None:
@@ -176,7 +178,7 @@ def verify_host(
         return HostResult(host=promised.host, unreached=_one_line(str(why)))
     if options.save and facts:
         # for `host drift` and `host outliers`
-        write_bytes(record_path(options.save, facts.host), _json(facts))
+        write_bytes(host_record_path(options.save, facts.host), _json(facts))
         if functions:
             rows_of = {"rows": [r.model_dump(mode="json") for r in functions]}
             text = json.dumps({"functions": rows_of}, indent=2, sort_keys=True) + "\n"
@@ -185,10 +187,10 @@ def verify_host(
     return HostResult(
         host=promised.host,
         rows=rows,
-        rules=judge(facts, options.cuda) if options.rules and facts else [],
+        rules=judge_rules(facts, options.cuda) if options.rules and facts else [],
         functions=functions,
         output=output,
-        drift=compare(before, facts) if before and facts else None,
+        drift=compare_facts(before, facts) if before and facts else None,
     )
 
 
@@ -197,7 +199,7 @@ def captured_facts(host: str, run: Callable[[str], CommandResult]) -> Known[Host
     done = run(f"python3 -c {shlex.quote(one_line(Path(capture.__file__)))}")
     if done.code != 0:
         return unknown(f"the facts cannot be read: {done.message}")
-    return then(done.out, lambda data: gather(Capture.model_validate_json(data), host))
+    return then(done.out, lambda data: gather_facts(Capture.model_validate_json(data), host))
 
 
 def _one_line(text: str) -> str:
@@ -291,15 +293,15 @@ class HostChanges(Frozen):
     changes: list[Difference]
 
 
-def record_path(folder: Path, host: str) -> Path:
+def host_record_path(folder: Path, host: str) -> Path:
     """The file of a host's record."""
     return folder / f"{host}.json"
 
 
 def recorded(folder: Path | None, host: str) -> HostFacts | None:
     """A host's record, where there is one."""
-    path = record_path(folder, host) if folder else None
-    return read_facts(path) if path and path.exists() else None
+    path = host_record_path(folder, host) if folder else None
+    return read_recorded_facts(path) if path and path.exists() else None
 
 
 def keep_records(folder: Path) -> list[HostChanges]:
@@ -310,10 +312,12 @@ def keep_records(folder: Path) -> list[HostChanges]:
     hosts = []
     for after in sorted((folder / CAPTURES).glob("*.after.json")):
         host = after.name.removesuffix(".after.json")
-        now = gather(read_capture(after), host)
-        write_bytes(record_path(folder, host), _json(now))
+        now = gather_facts(read_capture(after), host)
+        write_bytes(host_record_path(folder, host), _json(now))
         before = after.with_name(f"{host}.before.json")
-        changes = compare(gather(read_capture(before), host), now) if before.exists() else []
+        changes = (
+            compare_facts(gather_facts(read_capture(before), host), now) if before.exists() else []
+        )
         hosts.append(HostChanges(host=host, changes=changes))
         # a capture that stayed would be taken for one of the next run
         after.unlink()

@@ -71,7 +71,7 @@ def parse_report(data: bytes, name: str) -> ProbeReport:
         raise FactsUnreadable(f"{name}: not a report of the function tests: {reason}") from error
 
 
-def read_rows(path: Path) -> list[ProbeRow]:
+def read_probe_rows(path: Path) -> list[ProbeRow]:
     """The function tests of a saved `host check --json`."""
     try:
         tests = json.loads(path.read_bytes())["functions"]
@@ -87,7 +87,7 @@ def run_probes(
     if shutil.which(python) is None:
         raise ProbeUnstarted(f"{python}: no such program")
     names = [n for n in os.environ if n.startswith(("NCCL_", "GLOO_", "OMP_"))]
-    env = proc.environment(*_PASSED, *names, **(settings or {}))
+    env = proc.child_environment(*_PASSED, *names, **(settings or {}))
     return _report(lambda folder: [python, str(WORKER), str(folder / REPORT_NAME), *arguments], env)
 
 
@@ -99,7 +99,7 @@ def run_in_image(
     Without settings from the caller the container gets those of the host, as an engine would.
     """
     proc.find_tool("docker", "Install Docker, or name a Python that has torch with --python.")
-    env = proc.environment("DOCKER_HOST")
+    env = proc.child_environment("DOCKER_HOST")
     done = proc.read(["docker", "version", "--format", "{{.Server.Version}}"], env=env)
     cards = card_options("docker", done.stdout.decode(errors="replace"))
     nccl: list[str] = []

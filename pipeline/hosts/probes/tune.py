@@ -19,7 +19,7 @@ _LEVELS = ("", "PHB", "NODE", "SYS", "off")
 _CHANNELS = ("", "8", "16")
 
 
-class Workload(Frozen):
+class ReduceWorkload(Frozen):
     """What engines reduce: a row of hidden values for each sequence that is decoded at once."""
 
     name: Literal["latency", "throughput"]
@@ -48,7 +48,7 @@ class Tried(Frozen):
 class Winner(Frozen):
     """The best setting of a workload, beside the numbers of NCCL's own choice."""
 
-    workload: Workload
+    workload: ReduceWorkload
     setting: Setting
     us: float
     us_untuned: float | None
@@ -74,7 +74,7 @@ class Tuning(Frozen):
 Runner = Callable[[Setting, list[int]], ProbeReport]
 
 
-def workloads(hidden: int, low: int, high: int) -> list[Workload]:
+def workloads(hidden: int, low: int, high: int) -> list[ReduceWorkload]:
     """Two concurrencies; a token's row is `hidden` values of two bytes."""
 
     def sizes(concurrency: int) -> list[int]:
@@ -82,8 +82,8 @@ def workloads(hidden: int, low: int, high: int) -> list[Workload]:
         return sorted({max(1, round(kib)), max(1, round(2 * kib))})
 
     return [
-        Workload(name="latency", concurrency=low, sizes_kib=sizes(low)),
-        Workload(name="throughput", concurrency=high, sizes_kib=sizes(high)),
+        ReduceWorkload(name="latency", concurrency=low, sizes_kib=sizes(low)),
+        ReduceWorkload(name="throughput", concurrency=high, sizes_kib=sizes(high)),
     ]
 
 
@@ -105,7 +105,7 @@ def plan(*, full: bool = False, graph_file: str | None = None) -> list[Setting]:
 
 
 def sweep(
-    settings: list[Setting], loads: list[Workload], run: Runner, *, ranks: int, device: str
+    settings: list[Setting], loads: list[ReduceWorkload], run: Runner, *, ranks: int, device: str
 ) -> Tuning:
     """Try all; a setting that hangs, dies, gives wrong sums or no numbers is refused."""
     sizes = sorted({s for load in loads for s in load.sizes_kib})

@@ -51,7 +51,7 @@ class Issue(Frozen):
         return self
 
 
-class Finding(Frozen):
+class IssueFinding(Frozen):
     """An issue, and where it was recognised."""
 
     issue: Issue
@@ -106,14 +106,14 @@ def match_rungs(failures: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return matches
 
 
-def findings(matches: Iterable[dict[str, list[str]]]) -> list[Finding]:
+def issue_findings(matches: Iterable[dict[str, list[str]]]) -> list[IssueFinding]:
     """One finding for each issue of all matches."""
     seen: dict[str, list[str]] = {}
     for match in matches:
         for issue, lines in match.items():
             seen.setdefault(issue, []).extend(lines)
     return [
-        Finding(issue=i, seen=[x for x in seen[i.id] if x][:_SHOWN], times=len(seen[i.id]))
+        IssueFinding(issue=i, seen=[x for x in seen[i.id] if x][:_SHOWN], times=len(seen[i.id]))
         for i in known_issues()
         if i.id in seen
     ]

@@ -31,7 +31,7 @@ def rule(check: Rule) -> Rule:
     return check
 
 
-def judge(facts: HostFacts, cuda: str | None = None) -> list[RuleResult]:
+def judge_rules(facts: HostFacts, cuda: str | None = None) -> list[RuleResult]:
     """Every rule, for a host that has to run images of that CUDA version (13.0 …)."""
     return [
         row
@@ -41,7 +41,7 @@ def judge(facts: HostFacts, cuda: str | None = None) -> list[RuleResult]:
 
 
 @rule
-def cards(facts: HostFacts) -> Iterator[RuleResult]:
+def judge_cards(facts: HostFacts) -> Iterator[RuleResult]:
     """The bus and the driver must agree on how many cards there are."""
     on_bus, seen = len(facts.pci.gpus), len(gpus_of(facts))
     good: object = seen >= on_bus and seen > 0

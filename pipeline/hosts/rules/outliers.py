@@ -42,7 +42,7 @@ class Outlier(Frozen):
     others: str
 
 
-class Comparison(Frozen):
+class FleetComparison(Frozen):
     """The outliers, and what could not be judged because there are too few of a kind."""
 
     outliers: list[Outlier]
@@ -52,7 +52,7 @@ class Comparison(Frozen):
 
 def find_outliers(
     hosts: Mapping[str, HostFacts], probes: Mapping[str, Sequence[ProbeRow]] | None = None
-) -> Comparison:
+) -> FleetComparison:
     """Cards against cards of the same name, hosts against hosts with the same cards."""
     settings: Observations = defaultdict(dict)
     nearly: Observations = defaultdict(dict)
@@ -108,4 +108,6 @@ def find_outliers(
         outliers += [
             Outlier(subject=s, field=field, value=x, others=common) for s, x in slow.items()
         ]
-    return Comparison(outliers=outliers, unjudged=unjudged, compared=len(settings) + len(measured))
+    return FleetComparison(
+        outliers=outliers, unjudged=unjudged, compared=len(settings) + len(measured)
+    )

@@ -41,7 +41,7 @@ def not_applicable(rule: str, subject: str, why: str) -> RuleResult:
     return RuleResult(rule=rule, subject=subject, verdict="not applicable", why=why)
 
 
-def overall(verdicts: Iterable[str]) -> Literal["passed", "failed", "unknown"]:
+def overall_of_rules(verdicts: Iterable[str]) -> Literal["passed", "failed", "unknown"]:
     """The worst of all; where nothing was judged, unknown."""
     seen = set(verdicts)
     order: tuple[Literal["failed", "unknown", "passed"], ...] = ("failed", "unknown", "passed")

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeline.artifacts.oci.config import ImageConfig, read_config
+from pipeline.artifacts.oci.config import ImageConfig, read_image_config
 from pipeline.artifacts.oci.record import FileRow, Kind, LayerRecord, TitledLayer, WrittenLayer
 from pipeline.artifacts.oci.tar_reader import TarStream, open_layer
 from pipeline.artifacts.store.store import Store
@@ -117,7 +117,7 @@ class Foreign:
 
     @cached_property
     def config(self) -> ImageConfig:
-        return read_config(self.store.read_blob(self.pin.config.digest))
+        return read_image_config(self.store.read_blob(self.pin.config.digest))
 
     @cached_property
     def view(self) -> View[LayerRecord]:

@@ -124,7 +124,7 @@ def _is_whole(store: Store, record: ImageRecord) -> bool:
     return True
 
 
-def build_images(
+def assemble_images(
     checkout: Checkout,
     store: Store,
     plans: list[ImagePlan],

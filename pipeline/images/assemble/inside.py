@@ -13,7 +13,7 @@ from pipeline.artifacts.oci.record import FileRow, Kind, TitledLayer
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import UnknownFile
 from pipeline.images.assemble.image import Built
-from pipeline.images.assemble.layer import parents, read_file
+from pipeline.images.assemble.layer import parents, read_layer_file
 from pipeline.images.assemble.view import View, follow, see
 
 _MOST_NEAREST = 3
@@ -45,7 +45,7 @@ def read_inside(store: Store, built: Built, path: str) -> bytes:
     if row.kind != Kind.FILE or layer.record.is_foreign:
         what = "in its foreign base" if layer.record.is_foreign else f"a {row.kind}"
         raise UnknownFile(f"/{name}: is {what}", "Only files of layers made here are printed.")
-    return read_file(store.blob_path(layer.record.digest), row)
+    return read_layer_file(store.blob_path(layer.record.digest), row)
 
 
 def list_inside(store: Store, built: Built, path: str) -> list[FoundFile]:

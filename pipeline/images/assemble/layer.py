@@ -306,7 +306,7 @@ def write_layer(entries: Iterable[Entry], out: BinaryIO) -> WrittenLayer:
     return WrittenLayer(record, rows)
 
 
-def read_file(blob: Path, row: FileRow) -> bytes:
+def read_layer_file(blob: Path, row: FileRow) -> bytes:
     """One file of a finished layer by its row, checked by its hash."""
     return b"".join(read_pieces(blob, row))
 

@@ -11,7 +11,7 @@ from pipeline.artifacts.oci.record import FileRow, Kind, LayerRecord
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import PathConflict, SpecInvalid
 from pipeline.images.assemble.foreign import Foreign
-from pipeline.images.assemble.layer import Entry, link_to, parents, read_file
+from pipeline.images.assemble.layer import Entry, link_to, parents, read_layer_file
 from pipeline.images.assemble.plan import ImagePlan
 from pipeline.images.assemble.venv import misplaced
 from pipeline.images.assemble.view import see
@@ -52,7 +52,7 @@ class WheelTree:
     def read(self, layer: LayerRecord, row: FileRow) -> bytes:
         if row.path in self.patched:
             return self.patched[row.path]
-        return read_file(self.store.blob_path(layer.digest), row)
+        return read_layer_file(self.store.blob_path(layer.digest), row)
 
 
 def own_entries(

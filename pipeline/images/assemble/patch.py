@@ -48,7 +48,7 @@ def _lines(text: str) -> list[str]:
     return [f"{line}\n" for line in whole] + ([last] if last else [])
 
 
-def read(folder: Path, name: str, listed_in: str) -> list[FilePatch]:
+def read_listed_patch(folder: Path, name: str, listed_in: str) -> list[FilePatch]:
     """A patch that a series.yaml or source.yaml of the folder lists."""
     try:
         # read_text would turn every \r\n into \n

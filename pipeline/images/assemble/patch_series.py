@@ -119,7 +119,7 @@ def _require_file(tree: WheelTree, path: str, spec: PatchSpec) -> tuple[LayerRec
 def _apply(checkout: Checkout, plan: ImagePlan, spec: PatchSpec, current: dict[str, bytes]) -> None:
     """Applies one patch in place; files and hashes must be those that series.yaml lists."""
     series = checkout.folder(plan.spec.name) / (plan.spec.patches or "")
-    changes = patch.read(series.parent, spec.file, series.name)
+    changes = patch.read_listed_patch(series.parent, spec.file, series.name)
     promised = {f.path: f for f in spec.files}
     for path in sorted(promised.keys() - {change.path for change in changes}):
         message = f"{spec.file}: series.yaml lists {path}, which it does not change"
@@ -155,7 +155,7 @@ def refresh_series(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> None
     hashes: dict[tuple[int, int], dict[str, str]] = {}
     for number, spec in enumerate(checkout.series(plan.spec).patches):
         files = {file.path: at for at, file in enumerate(spec.files)}
-        for change in patch.read(path.parent, spec.file, path.name):
+        for change in patch.read_listed_patch(path.parent, spec.file, path.name):
             if change.path not in files:
                 continue
             at, is_known = files[change.path], change.path in current
@@ -208,7 +208,7 @@ class Installed:
         return self.tree.read(*place), f"{pin.name}=={pin.version}"
 
 
-def installed(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> Installed:
+def installed_files(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> Installed:
     """The files that a new patch starts from."""
     changed = patched_entries(checkout, plan, tree).files
     return Installed(plan, WheelTree(tree.store, tree.layers, changed))

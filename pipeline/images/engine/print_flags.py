@@ -48,7 +48,7 @@ _REPEATED = {"--override-tensor", "-ot", "--override-kv", "--image", "--logit-bi
 _RULES = {"--allowlist-unicode-rule"}  # begins with a number, and goes on
 
 
-def describe(parser: argparse.ArgumentParser) -> Json:
+def describe_parser(parser: argparse.ArgumentParser) -> Json:
     """All flags of a parser, and which of them exclude each other."""
     flags: dict[str, Json] = {}
     adding = (argparse._AppendAction, argparse._AppendConstAction, argparse._CountAction)
@@ -171,7 +171,7 @@ def vllm() -> Json:
     setattr(importlib.import_module("vllm.platforms"), "_current_platform", card())  # noqa: B010
     serve = importlib.import_module("vllm.entrypoints.cli.serve")
     kind = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
-    described = describe(serve.cmd_init()[0].subparser_init(kind().add_subparsers()))
+    described = describe_parser(serve.cmd_init()[0].subparser_init(kind().add_subparsers()))
     # Values that its parser lets through and that it refuses after it.
     tools = importlib.import_module("vllm.tool_parsers").ToolParserManager.list_registered()
     reasoning = importlib.import_module("vllm.reasoning").ReasoningParserManager.list_registered()
@@ -195,7 +195,7 @@ def sglang() -> Json:
     importlib.import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
     known = dir(importlib.import_module("sglang.srt.environ").Envs)
     about = _python("sglang", "sglang.version", ["SGLANG_", "SGL_"], known)
-    return {**describe(parser), "syntax": "argparse", **about}
+    return {**describe_parser(parser), "syntax": "argparse", **about}
 
 
 def script(path: str) -> Json:
@@ -207,7 +207,7 @@ def script(path: str) -> Json:
     sys.modules[spec.name] = module  # data classes look their module up
     spec.loader.exec_module(module)
     about = {"syntax": "argparse", "prefixes": [], "variables": []}
-    return {**describe(module.build_parser()), **about}
+    return {**describe_parser(module.build_parser()), **about}
 
 
 class Program:
@@ -342,11 +342,11 @@ KINDS: dict[str, Callable[..., Json]] = {"vllm": vllm, "sglang": sglang}
 KINDS |= {"script": script, "program": program}
 
 
-def main(kind: str, result: str, *arguments: str) -> None:
+def print_flags_main(kind: str, result: str, *arguments: str) -> None:
     """Write the description of one parser."""
     described = KINDS[kind](*arguments)
     Path(result).write_text(json.dumps(described), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    print_flags_main(*sys.argv[1:])

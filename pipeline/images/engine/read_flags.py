@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from pipeline.artifacts.containers.box import Box, Limits, Way, run_step
+from pipeline.artifacts.containers.box import Box, StepLimits, Way, run_step
 from pipeline.artifacts.containers.docker import default_tag
 from pipeline.artifacts.containers.sandbox import find_sandbox
 from pipeline.artifacts.store.store import Store
@@ -41,7 +41,7 @@ _HOME = "/build"  # the one writable folder of a sandbox
 _RESULT = "flags.json"
 _SHOWN_LINES = 5
 # Imports of an engine take half a minute, and half an hour in an emulator.
-_LIMITS = Limits(cpus=2, memory_bytes=64 << 30, silent_s=3600.0, most_s=7200.0)
+_LIMITS = StepLimits(cpus=2, memory_bytes=64 << 30, silent_s=3600.0, most_s=7200.0)
 TABLE = "common/arg.cpp"
 _MOST_BYTES = 4 << 20
 _ENTRY = "add_opt(common_arg("
@@ -260,14 +260,14 @@ def read_source(archive: Path, tree: TreePlan) -> dict[str, Any]:
     with tarfile.open(archive) as opened:
         member = opened.extractfile(name)
         text = member.read(_MOST_BYTES).decode("utf-8", "replace") if member else ""
-    described = read_table(text)
+    described = read_llama_flags(text)
     # a table in another form would be an image without flags
     if not described["flags"]:
         raise ParserUnreadable(f"{archive}: {name} holds no table of flags", "")
     return {**described, "version": tree.source.upstream.commit[:8]}
 
 
-def read_table(text: str) -> dict[str, Any]:
+def read_llama_flags(text: str) -> dict[str, Any]:
     """The flags of `llama-server` in the text of `common/arg.cpp`."""
     flags: dict[str, Any] = {}
     variables: set[str] = set()

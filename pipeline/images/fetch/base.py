@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipeline.artifacts.oci import document as oci
-from pipeline.artifacts.oci.config import MOST_CONFIG_BYTES, read_config
+from pipeline.artifacts.oci.config import MOST_CONFIG_BYTES, read_image_config
 from pipeline.artifacts.oci.reference import parse_repository
 from pipeline.artifacts.registry.client import RegistryClient
-from pipeline.artifacts.registry.pull import MOST_BYTES, Wanted, choose, pull_into
+from pipeline.artifacts.registry.pull import MOST_BYTES, WantedImage, choose, pull_into
 from pipeline.artifacts.registry.repository import Repository
 from pipeline.artifacts.store.store import Store
 from pipeline.core import errors, log
 from pipeline.core.files import is_whole, os_errors_explained, sha256_of_file
 from pipeline.core.model import sha256_of
-from pipeline.core.net.address import clean
+from pipeline.core.net.address import without_controls
 from pipeline.images.fetch.base_settings import BaseSettings
 from pipeline.images.lock.model import MOST_LAYERS, BasePin, BlobPin, LayerPin
 from pipeline.images.spec.image import ForeignBase
@@ -64,14 +64,16 @@ class Bases:
         # what has no config is an artifact of another kind
         if config is None or config.media_type not in _CONFIGS or not config.size_bytes:
             kind = config.media_type if config else oci.OCI_EMPTY
-            raise errors.BaseUnusable(f"{base}: is not an image: its config is a {clean(kind)}")
+            raise errors.BaseUnusable(
+                f"{base}: is not an image: its config is a {without_controls(kind)}"
+            )
         most_bytes = MOST_CONFIG_BYTES
         data = self._small(
             base.repository, config.digest, most_bytes, lambda r: r.read_blob(config, most_bytes)
         )
-        inside = read_config(data)
+        inside = read_image_config(data)
         if inside.platform != platform:
-            message = f"{base}: is for {clean(inside.platform)}, not for {platform}"
+            message = f"{base}: is for {without_controls(inside.platform)}, not for {platform}"
             raise errors.BaseUnusable(message)
         diff_ids, n_layers = inside.rootfs.diff_ids, len(manifest.layers)
         if len(diff_ids) != n_layers:
@@ -119,7 +121,7 @@ class Bases:
                 f"{pin}: {len(missing)} of its {len(pin.blobs)} blobs are not in the store:"
                 f" {', '.join(parts.get(blob.digest, 'config') for blob in missing)}"
             )
-        wanted = Wanted(root=manifest, documents=(manifest,))
+        wanted = WantedImage(root=manifest, documents=(manifest,))
         if wanted.size_bytes > MOST_BYTES:
             raise errors.BaseUnusable(
                 f"{pin}: claims to have {wanted.size_bytes} bytes, which is too much"
@@ -203,7 +205,7 @@ def _pin(blob: oci.Descriptor) -> BlobPin:
 def _pin_layer(base: ForeignBase, layer: oci.Descriptor, diff_id: str) -> LayerPin:
     """A layer of a kind that is read: only gzip and plain tar; others cannot be checked."""
     media_type, size, kind = _LAYERS.get(layer.media_type), layer.size_bytes, layer.media_type
-    what = f"{base}: the layer {layer.digest} is a {clean(kind)}"
+    what = f"{base}: the layer {layer.digest} is a {without_controls(kind)}"
     if media_type is not None and size:
         return LayerPin(
             digest=layer.digest, diff_id=diff_id, size_bytes=size, media_type=media_type

@@ -15,10 +15,10 @@ from pypi_simple import (
 
 from pipeline.core.errors import SourceUnreachable
 from pipeline.core.foreign_json import read_json
-from pipeline.core.net.address import clean, masked, shown
+from pipeline.core.net.address import masked, shown_address, without_controls
 from pipeline.core.net.client import MAY_PASS, Reply
 from pipeline.core.net.failures import Lost, NetError
-from pipeline.core.net.http import Client, unreachable
+from pipeline.core.net.http import NetClient, unreachable_error
 from pipeline.core.net.timing import asked_wait_s
 
 # Fewer than for a file: where one index of several is down, each file of an image asks it.
@@ -29,19 +29,21 @@ _HEAD_BYTES = 4096  # of a page: a <base> stands before the first link
 _BASE_TAG = re.compile(rb"<base\b", re.I)
 
 
-def find_file(client: Client, index: str, project: str, filename: str) -> list[DistributionPackage]:
+def find_file(
+    client: NetClient, index: str, project: str, filename: str
+) -> list[DistributionPackage]:
     """The index's entries for a file; none where it has no such project or file."""
-    packages = list_files(client, index, project, filename)
+    packages = list_index_files(client, index, project, filename)
     return [package for package in packages if package.filename == filename]
 
 
-def list_files(
-    client: Client, index: str, project: str, filename: str = ""
+def list_index_files(
+    client: NetClient, index: str, project: str, filename: str = ""
 ) -> list[DistributionPackage]:
     """Every file that an index has of a project; with a name, at least that one."""
 
     def failure(reason: object) -> SourceUnreachable:
-        why = clean(masked(str(reason)))[:160]
+        why = without_controls(masked(str(reason)))[:160]
         return SourceUnreachable(f"{masked(index)}: no answer about {project} ({why})")
 
     def once() -> list[DistributionPackage]:
@@ -50,7 +52,7 @@ def list_files(
         if reply.status == 404:
             return []
         if reply.status in MAY_PASS or reply.status >= 500:
-            reason = f"{shown(reply.url)}: answers {reply.status}"
+            reason = f"{shown_address(reply.url)}: answers {reply.status}"
             raise Lost(reason, wait_s=asked_wait_s(reply.headers))
         if reply.status != 200:
             raise failure(f"answers {reply.status}")
@@ -60,14 +62,16 @@ def list_files(
             raise failure(error) from error
         # a page cut off in the middle by a proxy looks like this, too
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Lost(f"{shown(reply.url)}: {clean(masked(str(error)))}") from error
+            raise Lost(
+                f"{shown_address(reply.url)}: {without_controls(masked(str(error)))}"
+            ) from error
 
     try:
         return client.patience.retried(once, PAGE_ATTEMPTS)
     except Lost as error:
         raise failure(error) from error
     except NetError as error:
-        raise unreachable(error) from error
+        raise unreachable_error(error) from error
 
 
 def _packages(reply: Reply, project: str, filename: str) -> list[DistributionPackage]:

@@ -24,15 +24,21 @@ from pipeline.core import errors, log
 from pipeline.core.errors import SourceUnreachable
 from pipeline.core.files import (
     is_whole,
-    keep,
+    keep_file,
     link_or_copy,
     need_space_for_copies,
     os_errors_explained,
     size_so_far,
 )
 from pipeline.core.log import Bar, Gauge
-from pipeline.core.net.http import Client, download
-from pipeline.core.net.settings import Settings, default_index, folder_of, read_settings, with_login
+from pipeline.core.net.http import NetClient, download_file
+from pipeline.core.net.settings import (
+    NetworkSettings,
+    default_index,
+    local_folder,
+    read_settings,
+    with_login,
+)
 from pipeline.images.fetch.base import Bases
 from pipeline.images.fetch.base_settings import BaseSettings
 from pipeline.images.fetch.sources import Place, Sources, debian_mirror, read_below
@@ -54,7 +60,7 @@ class Fetcher:
     def __init__(
         self,
         store: Store,
-        client: Client,
+        client: NetClient,
         sources: Sources,
         *,
         offline: bool,
@@ -62,7 +68,7 @@ class Fetcher:
     ) -> None:
         self._store, self._client, self._sources = store, client, sources
         self.offline = offline
-        folders = tuple(f for m in client.settings.mirrors if (f := folder_of(m)))
+        folders = tuple(f for m in client.settings.mirrors if (f := local_folder(m)))
         chosen = bases or BaseSettings()
         chosen = replace(chosen, folders=(*folders, *chosen.folders))
         self.bases = Bases(store, chosen, offline=offline)
@@ -89,7 +95,7 @@ class Fetcher:
                     if isinstance(place, Path):
                         _copy(pin, place, partial, gauge, self._client.stop)
                     else:
-                        download(
+                        download_file(
                             self._client, place, partial, sha256=sha, size_bytes=size, bar=gauge
                         )
                 except BaseException:
@@ -102,7 +108,7 @@ class Fetcher:
                     for place in places:
                         try:
                             take(place)
-                            keep(partial, final)
+                            keep_file(partial, final)
                             return final
                         except _ELSEWHERE as error:
                             failures.append(error)
@@ -260,14 +266,14 @@ def make_fetcher(
     store: Store, mirrors: tuple[str, ...], offline: bool, bases: BaseSettings | None = None
 ) -> Fetcher:
     """A fetcher over everything that this machine is configured with."""
-    client = Client(read_settings(mirrors))
+    client = NetClient(read_settings(mirrors))
     return Fetcher(store, client, Sources(client), offline=offline, bases=bases)
 
 
 def make_transport() -> Transport:
     """How a lock reaches the configured index and mirror."""
     settings = read_settings()
-    client = Client(settings)
+    client = NetClient(settings)
 
     def debian(path: str, most_bytes: int) -> bytes:
         return read_below(client, debian_mirror().main, path, most_bytes)
@@ -280,7 +286,7 @@ def make_transport() -> Transport:
     return Transport(debian, security, size_finder(client), args, uv_environment(settings))
 
 
-def uv_environment(settings: Settings) -> dict[str, str]:
+def uv_environment(settings: NetworkSettings) -> dict[str, str]:
     """Our settings as uv's variables: arguments, with a password, would be open to all users."""
     env = {}
     if settings.indexes and settings.indexes[0] != default_index():
@@ -296,7 +302,7 @@ def uv_environment(settings: Settings) -> dict[str, str]:
     return env
 
 
-def size_finder(client: Client) -> SizeFinder:
+def size_finder(client: NetClient) -> SizeFinder:
     """A file's size from the folder it is in, from the index, or else from the file server."""
     from pipeline.images.fetch.index import find_file  # slow to import, and only a new lock asks
 

@@ -20,8 +20,8 @@ from pipeline.core.errors import DigestMismatch, IndexBroken, MirrorUnknown, Sou
 from pipeline.core.files import read_at_most
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.net.failures import NetError
-from pipeline.core.net.http import Client
-from pipeline.core.net.settings import folder_of, with_login
+from pipeline.core.net.http import NetClient
+from pipeline.core.net.settings import local_folder, with_login
 from pipeline.images.lock.debian import read_stanzas
 from pipeline.images.lock.model import ArchivePin, DebPin, Pin, WheelPin
 
@@ -136,7 +136,7 @@ class Sources:
     """All the places this machine is configured to get files from."""
 
     def __init__(
-        self, client: Client, mirror_finder: Callable[[], DebianMirror] | None = None
+        self, client: NetClient, mirror_finder: Callable[[], DebianMirror] | None = None
     ) -> None:
         self._client = client
         self._find_mirror = cache(mirror_finder or debian_mirror)
@@ -144,7 +144,7 @@ class Sources:
     def finders(self, pin: Pin, *, offline: bool) -> Iterator[Iterator[Place]]:
         """Places of a file, nearest first; each is looked up only when those before it failed."""
         settings = self._client.settings
-        folders = [f for m in settings.mirrors if (f := folder_of(m))]
+        folders = [f for m in settings.mirrors if (f := local_folder(m))]
         if not isinstance(pin, DebPin):
             # find-links of pip and uv are for wheels and sdists; .debs may lie in mirrors only
             folders += settings.folders
@@ -152,7 +152,7 @@ class Sources:
         if offline:
             return
         # an extra mirror holds files by name, or by sha256/<hex>
-        for address in (m.rstrip("/") for m in settings.mirrors if folder_of(m) is None):
+        for address in (m.rstrip("/") for m in settings.mirrors if local_folder(m) is None):
             yield iter([f"{address}/{quote(pin.file)}", f"{address}/sha256/{pin.sha256}"])
         if isinstance(pin, DebPin):
             # last: mirrors drop old versions, and this archive keeps them all
@@ -183,7 +183,7 @@ class Sources:
         mirror = self._find_mirror()
         # only the pool of the security archive has `updates`
         for base in mirror.security if path.startswith("pool/updates/") else mirror.main:
-            if folder := folder_of(base):
+            if folder := local_folder(base):
                 yield folder / path
             else:
                 # Debian's versions have + and ~, which its mirrors serve unescaped
@@ -197,12 +197,12 @@ def _in_folder(folder: Path, pin: Pin) -> Iterator[Place]:
     yield from (path for path in paths if path.is_file())
 
 
-def read_below(client: Client, bases: Sequence[str], path: str, most_bytes: int) -> bytes:
+def read_below(client: NetClient, bases: Sequence[str], path: str, most_bytes: int) -> bytes:
     """A file of Debian's archive, from the first mirror that delivers it; larger is an error."""
     failures = []
     for base in bases:
         try:
-            folder = folder_of(base)
+            folder = local_folder(base)
             if folder is None:
                 return client.read(f"{base.rstrip('/')}/{path}", most_bytes)
             if (data := read_at_most(folder / path, most_bytes)) is not None:
@@ -227,7 +227,7 @@ def debian_mirror() -> DebianMirror:
     return find_mirror()
 
 
-def snapshot_places(client: Client, base: str, pin: DebPin) -> Iterator[Place]:
+def snapshot_places(client: NetClient, base: str, pin: DebPin) -> Iterator[Place]:
     """Debian's snapshot archive keeps every version ever published, by SHA-1."""
     version = quote(pin.version, safe="")
     url = f"{base.rstrip('/')}/mr/binary/{pin.name}/{version}/binfiles?fileinfo=1"

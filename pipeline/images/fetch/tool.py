@@ -69,7 +69,9 @@ def own_python() -> str:
 def collect_tool(root: Path, target: ToolTarget, folder: Path) -> tuple[int, int]:
     """Download all wheels of the tool; how many lie in the folder then, and their bytes."""
     locks = [root / "lockfiles" / bootstrap.FOLDER / f"{group}.txt" for group in GROUPS]
-    lines = [line for lock in locks for line in wanted(lock.read_text("utf-8"), target)]
+    lines = [
+        line for lock in locks for line in wanted_requirements(lock.read_text("utf-8"), target)
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     title = f"Collecting this tool's wheels for {target.platform}, Python {target.python}"
     names = [name for name in os.environ if name.startswith(_PREFIXES)]
@@ -77,7 +79,9 @@ def collect_tool(root: Path, target: ToolTarget, folder: Path) -> tuple[int, int
         for each in rounds(lines):
             chosen = Path(scratch) / "requirements.txt"
             chosen.write_text("".join(f"{line}\n" for line in each), encoding="utf-8")
-            done = proc.read(pip_download(chosen, target, folder), env=proc.environment(*names))
+            done = proc.read(
+                pip_download(chosen, target, folder), env=proc.child_environment(*names)
+            )
             if done.returncode:
                 reason = bootstrap.last_words(done.stderr.decode(errors="replace"))
                 raise SourceUnreachable(
@@ -88,7 +92,7 @@ def collect_tool(root: Path, target: ToolTarget, folder: Path) -> tuple[int, int
     return len(sizes), sum(sizes)
 
 
-def wanted(lock: str, target: ToolTarget) -> Iterator[str]:
+def wanted_requirements(lock: str, target: ToolTarget) -> Iterator[str]:
     """The requirements of a lock that a machine needs, with their hashes and without conditions."""
     # pip judges conditions by the machine that it runs on, whatever --platform says
     for line in lock.replace("\\\n", " ").splitlines():

@@ -27,7 +27,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, StringConstraints, ValidationError
 
 from pipeline.artifacts.binary import elf, fatbin, modules
-from pipeline.artifacts.binary.fatbin import CUBIN, PTX, Target
+from pipeline.artifacts.binary.fatbin import CUBIN, PTX, CodeTarget
 from pipeline.artifacts.binary.modules import broken_promise
 from pipeline.artifacts.oci.record import FileRow, Kind
 from pipeline.artifacts.store.store import Store
@@ -80,7 +80,7 @@ def read_arch_spec(checkout: Checkout, name: str, platform: str) -> ArchSpec:
 class ModuleFacts(Frozen):
     """Modules that were compiled for the same targets, and how many of them there are."""
 
-    targets: tuple[Target, ...]
+    targets: tuple[CodeTarget, ...]
     times: int = Field(ge=1)
 
 
@@ -92,7 +92,7 @@ class Facts(Frozen):
     modules: list[ModuleFacts] = []
 
     @property
-    def targets(self) -> set[Target]:
+    def targets(self) -> set[CodeTarget]:
         return {target for module in self.modules for target in module.targets}
 
 
@@ -104,7 +104,7 @@ def reader_digest() -> str:
     return sha256_of(b"".join(path.read_bytes() for path in sources))
 
 
-def read_facts(open_file: modules.Opener, file_bytes: int) -> Facts:
+def read_binary_facts(open_file: modules.Opener, file_bytes: int) -> Facts:
     """Reads a file; that it cannot be read is a fact, too."""
     try:
         counted = modules.read_modules(open_file, file_bytes)
@@ -144,7 +144,7 @@ class Judgement:
     modules: int = 0
 
 
-def runs_on(target: Target, card: int) -> bool:
+def runs_on(target: CodeTarget, card: int) -> bool:
     """Whether machine code loads: same major, minor not above; `a` exactly, `f` in its family.
 
     Where the suffix is unknown only the exact card is sure: all three variants load there.
@@ -154,7 +154,7 @@ def runs_on(target: Target, card: int) -> bool:
     return target.kind == CUBIN and target.arch // 10 == card // 10 and target.arch <= card
 
 
-def jits_on(target: Target, card: int) -> bool:
+def jits_on(target: CodeTarget, card: int) -> bool:
     """Whether the driver can compile PTX: any older target; `a` exactly, `f` in its family."""
     if target.kind != PTX or target.arch > card:
         return False
@@ -163,7 +163,7 @@ def jits_on(target: Target, card: int) -> bool:
     return target.suffix != "a" or target.arch == card
 
 
-def judge(
+def judge_object(
     facts: Facts, arch: str, demanded: str | None = None, exactly: Collection[str] | None = None
 ) -> Judgement:
     """The verdict on an object for a card such as `sm_120`.
@@ -208,16 +208,16 @@ def judge(
     return Judgement(verdict, message, running, jitted, total)
 
 
-def target_of(arch: str) -> Target:
+def target_of(arch: str) -> CodeTarget:
     """The machine code that a name such as `sm_120a` asks for."""
     match = _NAME.fullmatch(arch)
     if match is None:
         raise ValueError(f"{arch!r} is not an architecture")
-    return Target(CUBIN, int(match[1]), match[2])
+    return CodeTarget(CUBIN, int(match[1]), match[2])
 
 
 @dataclass(frozen=True)
-class ImageFile:
+class LayerFile:
     """A file of an image: its path, and the layer with its bytes."""
 
     path: str
@@ -263,7 +263,7 @@ class ArchReport:
         return {verdict.value: counts[verdict] for verdict in ObjectVerdict}
 
 
-def read_image(store: Store, built: Built) -> list[tuple[ImageFile, Facts]]:
+def read_image(store: Store, built: Built) -> list[tuple[LayerFile, Facts]]:
     """Reads what every object of an image holds, from notes of the store where it has some."""
     if any(layer.record.is_foreign for layer in built.layers):
         raise GateUnknown(
@@ -279,14 +279,14 @@ def read_image(store: Store, built: Built) -> list[tuple[ImageFile, Facts]]:
             facts = Facts.model_validate_json((notes / f"{sha256}.json").read_bytes())
             known |= {sha256: facts} if facts.reader == reader_digest() else {}
 
-    def read(file: ImageFile) -> None:
+    def read(file: LayerFile) -> None:
         def pieces() -> Iterator[bytes]:
             for piece in read_pieces(store.blob_path(file.layer), file.row):
                 if stop.is_set():
                     raise Interrupted("stopped")
                 yield piece
 
-        facts = known[file.row.sha256] = read_facts(pieces, file.row.size_bytes)
+        facts = known[file.row.sha256] = read_binary_facts(pieces, file.row.size_bytes)
         write_bytes(notes / f"{file.row.sha256}.json", canonical_json(facts.model_dump()))
         bar.advance(file.row.size_bytes)
 
@@ -312,15 +312,15 @@ def promised_code(built: Built) -> dict[str, list[str]]:
     return {f"{tree.build.to.strip('/')}/": tree.build.architectures for tree in trees}
 
 
-def _objects(store: Store, built: Built) -> Iterator[ImageFile]:
+def _objects(store: Store, built: Built) -> Iterator[LayerFile]:
     """Finds the objects that a container sees: the last layer with a path decides what it is."""
-    visible: dict[str, ImageFile] = {}
+    visible: dict[str, LayerFile] = {}
     for layer in built.layers:
         rows = {row.path: row for row in store.contents(layer.record)}
         for path, row in rows.items():
             # a hard link is the file it names, in the same layer
             source = rows.get(row.target, row) if row.kind == Kind.HARDLINK else row
-            visible[path] = ImageFile(path, layer.record.digest, source)
+            visible[path] = LayerFile(path, layer.record.digest, source)
     compiled = tuple(promised_code(built))
     for file in (file for file in visible.values() if file.row.kind == Kind.FILE):
         name = file.path.rpartition("/")[2]
@@ -336,7 +336,7 @@ def _objects(store: Store, built: Built) -> Iterator[ImageFile]:
 
 
 def judge_image(
-    objects: list[tuple[ImageFile, Facts]],
+    objects: list[tuple[LayerFile, Facts]],
     spec: ArchSpec,
     arch: str,
     *,
@@ -352,7 +352,7 @@ def judge_image(
     for file, facts in objects:
         folder = next((each for each in compiled if file.path.startswith(each)), None)
         exactly = None if folder is None else compiled[folder]
-        judgement = judge(facts, arch, spec.demanded(file.path), exactly)
+        judgement = judge_object(facts, arch, spec.demanded(file.path), exactly)
         globs = spec.accepted if judgement.verdict in _FORGIVABLE else {}
         accepted = next((glob for glob in globs if fnmatchcase(file.path, glob)), None)
         judged.append(JudgedObject(file.path, file.row.sha256, facts, judgement, accepted))

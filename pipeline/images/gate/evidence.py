@@ -78,7 +78,7 @@ class ImageGates(Frozen):
         return worst([result.verdict for result in self.results])
 
 
-def error_of(image: str, result: Evidence) -> errors.PipelineError | None:
+def gate_error(image: str, result: Evidence) -> errors.PipelineError | None:
     """The error that a command with this result ends with; none where it may go on."""
     if result.verdict in ("passed", "accepted"):
         return None

@@ -24,7 +24,7 @@ from pipeline.core.model import Frozen, Name
 from pipeline.core.yaml_file import read_yaml
 from pipeline.images.gate.files import gate_files
 from pipeline.images.gate.smem import cases as smem_cases
-from pipeline.images.gate.smem.cases import Case, CaseSpec, Gates, Identifier, Numerics
+from pipeline.images.gate.smem.cases import CaseSpec, Gates, Identifier, KernelCase, Numerics
 from pipeline.images.gate.smem.image_gate import ImageGate
 from pipeline.images.gate.smem.results import (
     NumericsResult,
@@ -86,7 +86,7 @@ class NumericsFile(RootModel[dict[Name, dict[Name, NumericsSpec]]]):
     schema_name: ClassVar[str] = "numerics"
 
 
-def read_numeric_cases(checkout: Checkout, image: str, gates: Gates) -> list[Case]:
+def read_numeric_cases(checkout: Checkout, image: str, gates: Gates) -> list[KernelCase]:
     """Reads every case of an image that is run for its numbers; none without such a file."""
     # an image's own file comes last, and its entries replace the shared ones
     specs: dict[tuple[str, str], tuple[Path, NumericsSpec]] = {}
@@ -98,7 +98,7 @@ def read_numeric_cases(checkout: Checkout, image: str, gates: Gates) -> list[Cas
                 raise GateInvalid(str(error), error.hint) from error
             specs |= {(g, name): (path, spec) for g, x in read.items() for name, spec in x.items()}
     known = {(g, spec.name): spec for g, x in gates.gates.items() for spec in x.whole_cases()}
-    cases: list[Case] = []
+    cases: list[KernelCase] = []
     for (gate, name), (path, numerics) in specs.items():
         where, base = f"{path}: {gate}: {name}", name
         if numerics.like:
@@ -133,7 +133,7 @@ def read_numeric_cases(checkout: Checkout, image: str, gates: Gates) -> list[Cas
     return cases
 
 
-def numeric(gate: str, spec: CaseSpec, numerics: NumericsSpec, name: str) -> Iterator[Case]:
+def numeric(gate: str, spec: CaseSpec, numerics: NumericsSpec, name: str) -> Iterator[KernelCase]:
     """Makes the case as it is run for its numbers, for every combination of dimensions."""
     small = spec.model_copy(
         update={
@@ -161,12 +161,12 @@ def numeric(gate: str, spec: CaseSpec, numerics: NumericsSpec, name: str) -> Ite
         yield case.model_copy(update=update)
 
 
-def numeric_cases(gate: ImageGate) -> list[Case]:
+def numeric_cases(gate: ImageGate) -> list[KernelCase]:
     """The cases of an image that are also run for their numbers."""
     return read_numeric_cases(gate.context.checkout, gate.plan.spec.name, gate.gates)
 
 
-def check_numbers(target: GateTarget, cases: Sequence[Case]) -> NumericsResults:
+def check_numbers(target: GateTarget, cases: Sequence[KernelCase]) -> NumericsResults:
     """Runs every case and judges its numbers."""
     start = time.monotonic()
     answers = answered(target, cases)
@@ -181,7 +181,7 @@ def check_numbers(target: GateTarget, cases: Sequence[Case]) -> NumericsResults:
     )
 
 
-def judge_numbers(case: Case, answer: WorkerAnswer, *, cached: bool) -> NumericsResult:
+def judge_numbers(case: KernelCase, answer: WorkerAnswer, *, cached: bool) -> NumericsResult:
     """The verdict on one case's numbers."""
     assert case.numerics is not None
     tolerance, reason = TOLERANCES[case.numerics.rounds_to]
@@ -204,7 +204,7 @@ def judge_numbers(case: Case, answer: WorkerAnswer, *, cached: bool) -> Numerics
 
 
 def _verdict(
-    case: Case, numerics: Numerics, answer: WorkerAnswer, tolerance: float
+    case: KernelCase, numerics: Numerics, answer: WorkerAnswer, tolerance: float
 ) -> tuple[NumericsVerdict, str]:
     if answer.ended != "called":
         return "unknown", unanswered(case, answer)

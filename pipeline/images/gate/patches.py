@@ -38,7 +38,7 @@ from pipeline.images.gate.smem.results import (
     NumericsResults,
     NumericsVerdict,
     fingerprint,
-    overall,
+    overall_of_cases,
 )
 from pipeline.images.lock.model import WheelPin
 from pipeline.images.spec.image import PatchSpec
@@ -89,7 +89,7 @@ def decide(
     `is_older`: the version is before the locked one; `is_absent`: no function that the
     gate calls is anywhere in it.
     """
-    before = overall(without)
+    before = overall_of_cases(without)
     # before anything else: cases whose functions are gone are unknown, which this is not
     if is_older and is_absent:
         return "not needed yet", "this older version does not have the code yet"
@@ -103,7 +103,7 @@ def decide(
         return "superseded", "the gate passes without it"
     if with_patch is None:
         return "conflict", conflict
-    after = overall(with_patch)
+    after = overall_of_cases(with_patch)
     # compared by what was compiled: a patch of code that no case reaches changes no verdict either
     if fingerprint(without) == fingerprint(with_patch):
         return "inert", f"changes nothing: {_first_message(with_patch, 'failed')}"

@@ -40,7 +40,7 @@ class RunTest(Frozen):
     message: str = ""
 
 
-class Run(Frozen):
+class ImageRun(Frozen):
     """One run of an image: with what, where, and what came out."""
 
     kind: RunKind
@@ -52,7 +52,7 @@ class Run(Frozen):
     tests: list[RunTest]
 
     @model_validator(mode="after")
-    def _has_what_its_kind_needs(self) -> Run:
+    def _has_what_its_kind_needs(self) -> ImageRun:
         if (self.kind == "smoke") != (self.recipe is not None):
             raise ValueError("a smoke run has a recipe, and no other run has one")
         if self.kind == "start" and self.last_good is not None:
@@ -103,7 +103,7 @@ class ImageRuns(Frozen):
     image: str
     platform: Platform
     image_digest: Digest
-    runs: list[Run]
+    runs: list[ImageRun]
 
 
 def runs_path(store: Store, image: str, platform: str) -> Path:
@@ -111,7 +111,7 @@ def runs_path(store: Store, image: str, platform: str) -> Path:
     return store.image_folder(image, platform) / FILE
 
 
-def read_runs(store: Store, image: str, platform: str, digest: str) -> list[Run]:
+def read_runs(store: Store, image: str, platform: str, digest: str) -> list[ImageRun]:
     """The runs of this very image; those of other bytes say nothing about it."""
     path = runs_path(store, image, platform)
     try:
@@ -124,12 +124,12 @@ def read_runs(store: Store, image: str, platform: str, digest: str) -> list[Run]
     return record.runs if record.image_digest == digest else []
 
 
-def keep_runs(store: Store, built: Built, new: Sequence[Run]) -> list[Run]:
+def keep_runs(store: Store, built: Built, new: Sequence[ImageRun]) -> list[ImageRun]:
     """Put runs in the place of older ones of the same name; all that count now."""
     name, platform, digest = built.name, built.platform, built.digest
     # a start proof and a ladder may end at the same time
     with store.locked(f"runs-{name}-{platform.replace('/', '-')}"):
-        latest: dict[str, Run] = {}
+        latest: dict[str, ImageRun] = {}
         with suppress(StoreDamaged):  # a file that cannot be read is replaced
             latest = {run.about: run for run in read_runs(store, name, platform, digest)}
         for run in new:

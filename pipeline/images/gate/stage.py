@@ -26,7 +26,7 @@ from pipeline.images.gate.evidence import (
     EvidenceRow,
     GateKind,
     ImageGates,
-    error_of,
+    gate_error,
     keep_evidence,
     worst,
 )
@@ -286,7 +286,7 @@ def judge_built(context: GateContext, built: Built) -> Staged | None:
         start = time.monotonic()
         try:
             new = judge()
-            errors += [error_of(built.name, run.evidence) for run in new]
+            errors += [gate_error(built.name, run.evidence) for run in new]
         # an error like others, but no verdict
         except Interrupted:
             raise

@@ -85,7 +85,7 @@ class Proof(Frozen):
         return f"{self.platform}: {', '.join(self.steps)}"
 
 
-def how_far(store: Store, built: Built, gates: GateState) -> Proof:
+def passed_steps(store: Store, built: Built, gates: GateState) -> Proof:
     """The steps that an image passed; a step that was not tried is named as such."""
     try:
         runs = read_runs(store, built.name, built.platform, built.digest)

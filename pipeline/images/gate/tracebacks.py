@@ -20,7 +20,7 @@ from pipeline.artifacts.store.store import Store, read_own
 from pipeline.core.errors import GateInvalid, StoreDamaged
 from pipeline.core.model import Frozen
 from pipeline.images.gate.evidence import ImageGates, evidence_path
-from pipeline.images.gate.smem.cases import Case, CaseSpec, GateFile, Gates, read_gates
+from pipeline.images.gate.smem.cases import CaseSpec, GateFile, Gates, KernelCase, read_gates
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import PatchSpec
 
@@ -203,7 +203,7 @@ def known_kernels(checkout: Checkout, store: Store, overrun: Overrun) -> list[Kn
 def _known(
     image: str,
     gate: GateFile,
-    cases: Sequence[Case],
+    cases: Sequence[KernelCase],
     overrun: Overrun,
     patches: Sequence[PatchSpec],
     recorded: set[str],

@@ -56,7 +56,7 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
 
 
-def size_of(path: Path) -> int:
+def bytes_below(path: Path) -> int:
     """A file's size, or that of all files below a folder."""
     if path.is_dir() and not path.is_symlink():
         # a file that another tree links to stays on the disk
@@ -69,7 +69,7 @@ def remove(paths: list[Path]) -> int:
     freed = 0
     for path in paths:
         with os_errors_explained(path):
-            freed += size_of(path)
+            freed += bytes_below(path)
             if path.is_dir() and not path.is_symlink():
                 remove_tree(path)
             else:

@@ -250,7 +250,7 @@ def resolve_closure(
     while todo or open_choices:
         if not todo:
             # by name, not by when it was met: the lock must not depend on the order of an index
-            group = min(open_choices, key=shown)
+            group = min(open_choices, key=dependency_text)
             needed_by = open_choices.pop(group)
             options: list[str] = []
             for relation in group:
@@ -258,7 +258,8 @@ def resolve_closure(
                 options += [relation.name] if is_left_out else catalogue.candidates(relation)
             if not options:
                 raise ResolveFailed(
-                    f"{needed_by} needs {shown(group)}, and no package in the index satisfies that"
+                    f"{needed_by} needs {dependency_text(group)},"
+                    " and no package in the index satisfies that"
                 )
             # one already chosen, else the first that exists
             name = next((option for option in options if option in chosen), options[0])
@@ -280,7 +281,7 @@ def resolve_closure(
     return [pin_of(catalogue.packages[name]) for name in sorted(chosen)]
 
 
-def shown(group: Alternatives) -> str:
+def dependency_text(group: Alternatives) -> str:
     """A dependency as Debian writes it."""
     return " | ".join(
         r.name + (f" ({r.operator} {r.version})" if r.operator else "") for r in group

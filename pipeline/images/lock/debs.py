@@ -72,10 +72,12 @@ def read_packages(get: Get, base: str, release: Release, folder: str) -> Iterato
     `base` is where the Release file lies; `folder` is the index's place below it. Both are
     empty in a flat repository, as NVIDIA's are.
     """
-    return read_index(get, base, release, f"{folder}/Packages" if folder else "Packages", FIELDS)
+    return read_debian_index(
+        get, base, release, f"{folder}/Packages" if folder else "Packages", FIELDS
+    )
 
 
-def read_index(
+def read_debian_index(
     get: Get, base: str, release: Release, name: str, fields: Iterable[str]
 ) -> Iterator[Stanza]:
     """The stanzas of an index file, however it is packed, with only these fields."""
@@ -151,7 +153,7 @@ def find_debian_source(
     release = read_release(inrelease, keyring=keyring, now=now, may_be_old=pinned)
     require_suite(release, wanted.suite)
     name, place = f"{wanted.component}/source/Sources", f"{wanted.suite}/{wanted.component}"
-    stanzas = read_index(get, base, release, name, _FIELDS)
+    stanzas = read_debian_index(get, base, release, name, _FIELDS)
     offered = [each for each in stanzas if each.get("Package") == wanted.package]
     if not offered:
         raise UnknownPackage(

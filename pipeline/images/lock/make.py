@@ -20,7 +20,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from pipeline.core import log, proc
 from pipeline.core.errors import BaseUnplaced, ResolveFailed
 from pipeline.images.lock.debs import Get, resolve_debs
-from pipeline.images.lock.model import BasePin, DebPin, ImageLock, WheelPin, read_lock, sealed
+from pipeline.images.lock.model import BasePin, DebPin, ImageLock, WheelPin, read_lock, sealed_lock
 from pipeline.images.lock.release import DEBIAN_12_KEYRING
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import ForeignBase, PythonSpec
@@ -77,7 +77,7 @@ def make_lock(
         architecture = platform.partition("/")[2]
         pins = resolve_debs(wanted, exclude, suites, debian.components, architecture, ask.keyring)
         debs = [pin for pin in pins if pin.name not in in_base]
-    return sealed(name, platform, spec.lock_digest(), base_seal, wheels, debs, base)
+    return sealed_lock(name, platform, spec.lock_digest(), base_seal, wheels, debs, base)
 
 
 # Debian 12's glibc.
@@ -156,7 +156,7 @@ def _ask_uv(
             *("--constraint", constraints, "--override", overrides),
             *(wanted, "--output-file", str(answer)),
         ]
-        result = proc.read(args, env=proc.environment(*names, **ask.index_env))
+        result = proc.read(args, env=proc.child_environment(*names, **ask.index_env))
         if result.returncode == 0 and answer.exists():
             return tomllib.loads(answer.read_text(encoding="utf-8"))
     # uv draws its reasons as a tree over many lines

@@ -140,7 +140,7 @@ class ImageLock(Sealed):
         return [*self.wheels, *self.debs]
 
 
-def sealed(
+def sealed_lock(
     image: str,
     platform: str,
     spec: str,
@@ -162,7 +162,7 @@ def sealed(
     ).sealed()
 
 
-def dump(lock: ImageLock) -> str:
+def dump_lock(lock: ImageLock) -> str:
     """The lock as text: a line a pin, so that a diff shows only what moved."""
     lines = [
         "# Written by `sm120 image lock`; do not edit: the seal would not match, and builds stop.",
@@ -186,7 +186,7 @@ def dump(lock: ImageLock) -> str:
 
 def write_lock(path: Path, lock: ImageLock) -> None:
     """Put the lock in its place, whole."""
-    write_bytes(path, dump(lock).encode())
+    write_bytes(path, dump_lock(lock).encode())
 
 
 def read_lock(path: Path) -> ImageLock:

@@ -63,7 +63,7 @@ def read_release(
     may_be_old: bool = False,
 ) -> Release:
     """The verified content of an InRelease file, still valid unless an old one will do."""
-    text, signers = verify(inrelease, keyring)
+    text, signers = verify_release(inrelease, keyring)
     fields = read_stanza(text, _FIELDS)
     files: dict[str, IndexFile] = {}
     for line in filter(None, map(str.strip, fields.get("SHA256", "").splitlines())):
@@ -96,7 +96,7 @@ def read_release(
     return release
 
 
-def verify(inrelease: bytes, keyring: Path) -> tuple[str, frozenset[str]]:
+def verify_release(inrelease: bytes, keyring: Path) -> tuple[str, frozenset[str]]:
     """The signed text with its signers; at least one good signature with a strong digest.
 
     The text is what gpgv wrote out, never the bytes that came over the wire.
@@ -117,7 +117,7 @@ def verify(inrelease: bytes, keyring: Path) -> tuple[str, frozenset[str]]:
         args = [gpgv, "--homedir", home, "--keyring", str(trusted)]
         # status lines are for programs; messages on stderr change with the language
         args += ["--status-fd", "1", "--output", str(text), str(signed)]
-        done = proc.read(args, env=proc.environment(LC_ALL="C"))
+        done = proc.read(args, env=proc.child_environment(LC_ALL="C"))
         signers = _signers(done.stdout.decode(errors="replace"))
         try:
             return text.read_bytes().decode(), signers

@@ -75,7 +75,7 @@ class Unpacked:
     files: int
 
 
-def unpack(archive: Path, spec: ArchiveSpec, folder: Path, name: str) -> Unpacked:
+def unpack_source(archive: Path, spec: ArchiveSpec, folder: Path, name: str) -> Unpacked:
     """Writes the files that a build needs into an empty folder, and names them by one digest."""
     folder.mkdir(exist_ok=True)
     below = spec.below
@@ -272,7 +272,7 @@ def apply_patches(spec: SourceSpec, own: Path, source: Path) -> None:
     """Applies every patch exactly; a file that differs from its hashes stops the build."""
     for entry in spec.patches:
         promised = {file.path: file for file in entry.files}
-        for change in patch.read(own, entry.file, "source.yaml"):
+        for change in patch.read_listed_patch(own, entry.file, "source.yaml"):
             if change.path not in promised:
                 raise errors.PatchConflict(
                     f"{entry.file}: changes {change.path}, which is not listed",
@@ -302,17 +302,17 @@ def apply_patches(spec: SourceSpec, own: Path, source: Path) -> None:
 def lock_source(store: Store, spec: SourceSpec) -> SourceLock:
     """Locks a source from the index or mirror that its spec names."""
     # slow to import, and only a new lock asks
-    from pipeline.core.net.http import Client
+    from pipeline.core.net.http import NetClient
     from pipeline.core.net.settings import read_settings
-    from pipeline.images.fetch.index import list_files
+    from pipeline.images.fetch.index import list_index_files
     from pipeline.images.fetch.inputs import make_fetcher, make_transport
 
-    client, ask = Client(read_settings()), make_transport()
+    client, ask = NetClient(read_settings()), make_transport()
     if wanted := spec.archive.sdist:
         # by the hash that the index states
         project, this = wanted.project, (canonicalize_name(wanted.project), Version(wanted.version))
         indexes = client.settings.indexes
-        for package in (x for index in indexes for x in list_files(client, index, project)):
+        for package in (x for index in indexes for x in list_index_files(client, index, project)):
             file, digest = package.filename, package.digests.get("sha256")
             with suppress(InvalidSdistFilename):
                 if digest and parse_sdist_filename(file) == this:
@@ -361,7 +361,7 @@ def lock_file(store: Store, spec: SourceSpec, archive: Path) -> SourceLock:
 
 def _sealed(store: Store, spec: SourceSpec, pin: ArchivePin, archive: Path) -> SourceLock:
     with tempfile.TemporaryDirectory(dir=store.tmp) as scratch:
-        unpacked = unpack(archive, spec.archive, Path(scratch) / "tree", pin.file)
+        unpacked = unpack_source(archive, spec.archive, Path(scratch) / "tree", pin.file)
     return SourceLock(
         source=spec.name,
         spec=spec.lock_digest(),

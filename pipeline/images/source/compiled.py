@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TextIO
 
-from pipeline.artifacts.containers.box import Box, Limits, Way, run_step
+from pipeline.artifacts.containers.box import Box, StepLimits, Way, run_step
 from pipeline.artifacts.containers.docker import Docker, default_tag
 from pipeline.artifacts.oci.record import FileRow, Kind, LayerRecord, WrittenLayer
 from pipeline.artifacts.store.store import Store, read_own
@@ -25,7 +25,7 @@ from pipeline.images.assemble.image import Built
 from pipeline.images.assemble.layer import Entry, Slice, read_pieces, with_parents, write_layer
 from pipeline.images.assemble.plan import TreePlan
 from pipeline.images.source import objects as object_cache
-from pipeline.images.source.archive import add_files, apply_patches, unpack
+from pipeline.images.source.archive import add_files, apply_patches, unpack_source
 from pipeline.images.source.objects import ObjectCounts
 from pipeline.images.source.outputs import MachineCode, declared_outputs, judge_outputs
 from pipeline.images.source.toolchain import NOT_HERE, unpacked_root
@@ -168,7 +168,7 @@ def _bring_source(compiler: Compiler, plan: TreePlan, folder: Path) -> None:
     with log.progress("fetched", pin.size_bytes) as bar:
         archive = compiler.make_fetcher().fetch(pin, bar)
     with log.step(f"Unpacking {pin.file}"):
-        unpacked = unpack(archive, plan.source.archive, folder, pin.file)
+        unpacked = unpack_source(archive, plan.source.archive, folder, pin.file)
     if unpacked.tree != plan.lock.tree:
         raise errors.DigestMismatch(
             f"{plan.title}: its files are {unpacked.tree}, locked as {plan.lock.tree}",
@@ -212,7 +212,7 @@ def _box(
             "CCACHE_NOHASHDIR": "1",
             **build.env,
         },
-        limits=Limits(
+        limits=StepLimits(
             cpus=compiler.jobs or min(len(os.sched_getaffinity(0)), by_memory),
             memory_bytes=memory_bytes,
             silent_s=build.silent_minutes * MINUTE_S,

@@ -49,7 +49,7 @@ class ParserWanted(Frozen):
     file: str
 
 
-class Wanted(Frozen):
+class StartExpectations(Frozen):
     """All that the checks inside the image look at; `checks` is in the order of the run."""
 
     checks: list[str]
@@ -67,7 +67,7 @@ class Wanted(Frozen):
 
 def wanted_of(
     plan: ImagePlan, config: ImageConfig, flags: ParserFlags | None, *, emulated: bool = False
-) -> Wanted:
+) -> StartExpectations:
     """What an image must show, as far as its spec promises it."""
     parser, variables, specs = engine_of(plan), config.variables(), [x.spec for x in plan.chain()]
     command = [*(config.runs.entrypoint or []), *(config.runs.command or [])]
@@ -107,7 +107,7 @@ def wanted_of(
     accounts = {account.name: account.home for spec in specs for account in spec.accounts}
     home = variables.get("HOME") or accounts.get(user or "root", "/root")
     below = [value for value in variables.values() if value.startswith(f"{home}/")]
-    return Wanted(
+    return StartExpectations(
         checks=[name for name, is_promised in promised.items() if is_promised],
         user=user or "root",
         # where XDG_CACHE_HOME is not set, libraries take ~/.cache; each folder once

@@ -15,10 +15,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pipeline import __version__
-from pipeline.artifacts.containers.box import Box, Limits, Way, run_step
+from pipeline.artifacts.containers.box import Box, StepLimits, Way, run_step
 from pipeline.artifacts.containers.container_engine import find_engine
 from pipeline.artifacts.containers.facts import require_same
-from pipeline.artifacts.oci.config import ImageConfig, read_config
+from pipeline.artifacts.oci.config import ImageConfig, read_image_config
 from pipeline.artifacts.oci.record import FileRow, Kind
 from pipeline.artifacts.oci.tar_reader import open_layer
 from pipeline.artifacts.store.store import Store
@@ -31,9 +31,9 @@ from pipeline.images.assemble.image import Built
 from pipeline.images.assemble.layer import parents
 from pipeline.images.engine.parser_flags import ParserFlags
 from pipeline.images.engine.read_flags import SCRIPT as FLAGS_SCRIPT
-from pipeline.images.gate.runs import Run, RunTest
+from pipeline.images.gate.runs import ImageRun, RunTest
 from pipeline.images.source.toolchain import unpacked
-from pipeline.images.start_test.expected import Wanted, engine_of, wanted_of
+from pipeline.images.start_test.expected import StartExpectations, engine_of, wanted_of
 from pipeline.images.start_test.inside.check import CHECKS, MARK
 
 _INSIDE = Path(__file__).with_name("inside")
@@ -48,17 +48,19 @@ _MOST_LINE_BYTES = 1 << 16
 _SHOWN_LINES = 5
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 # Imports of an engine take half a minute, and half an hour in an emulator.
-_LIMITS = Limits(cpus=os.cpu_count() or 1, memory_bytes=64 << 30, silent_s=7200.0, most_s=14400.0)
+_LIMITS = StepLimits(
+    cpus=os.cpu_count() or 1, memory_bytes=64 << 30, silent_s=7200.0, most_s=14400.0
+)
 _BINFMT = Path("/proc/sys/fs/binfmt_misc")
 _WRITE_AND_ENTER = 0o3  # to make files in a folder a user must be able to write and to enter it
 
 
 def prove_start(
     store: Store, image: Built, way: Way, flags: ParserFlags | None, flags_file: Path | None = None
-) -> Run:
+) -> ImageRun:
     """Gives a verdict on each thing that an image needs when it starts."""
     emulator = emulator_for(image.platform)
-    config = read_config(store.read_blob(image.record.config))
+    config = read_image_config(store.read_blob(image.record.config))
     wanted = wanted_of(image.plan, config, flags, emulated=bool(emulator))
     if emulator is None:
         message = (
@@ -74,7 +76,7 @@ def prove_start(
     machine = {"processor": platform.machine(), "emulator": emulator or "none"}
     # the same scripts give the same verdicts
     checks = sha256_of(b"".join(path.read_bytes() for path in _SCRIPTS))
-    return Run(
+    return ImageRun(
         kind="start",
         inputs=inputs,
         machine={"sandbox": way.kind, **machine},
@@ -102,7 +104,13 @@ def emulator_for(image_platform: str, registered: Path = _BINFMT) -> str | None:
 
 
 def _run_checks(
-    store: Store, image: Built, way: Way, config: ImageConfig, wanted: Wanted, *, is_emulated: bool
+    store: Store,
+    image: Built,
+    way: Way,
+    config: ImageConfig,
+    wanted: StartExpectations,
+    *,
+    is_emulated: bool,
 ) -> list[RunTest]:
     """Runs all checks in the image; one that was not reached has failed."""
     owners = read_owners(store, image, wanted.folders)
@@ -222,7 +230,7 @@ def compile_bytecode(root: Path, to: Path) -> Path | None:
     with log.step("Compiling its Python files for the emulator"):
         # Some files are templates or for other versions: Python compiles them inside, if at all.
         # A variable, not -X: the workers of compileall inherit no -X option since Python 3.12.
-        proc.read(command, env=proc.environment(**{BYTECODE_VARIABLE: str(to)}))
+        proc.read(command, env=proc.child_environment(**{BYTECODE_VARIABLE: str(to)}))
     # below the prefix comes the whole path of each file
     return to / root.resolve().relative_to("/")
 

@@ -51,7 +51,7 @@ class Malformed(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Answer:
+class BenchAnswer:
     """What has come of one answer."""
 
     keep_all: bool = False  # of its text, and not only the end
@@ -264,7 +264,7 @@ class Failed(Exception):
 class Connection(asyncio.Protocol):
     """One socket. Times are taken where bytes arrive, before anything is done with them."""
 
-    answer: Answer = field(default_factory=Answer)
+    answer: BenchAnswer = field(default_factory=BenchAnswer)
     is_open: bool = False
     used: bool = False  # carried a request before
     sent: float = 0.0
@@ -279,7 +279,7 @@ class Connection(asyncio.Protocol):
     def send(self, request: bytes, *, keep_all: bool) -> asyncio.Future[None]:
         """Write a request; the future is done when its answer is whole, or failed."""
         assert self._transport is not None
-        self.answer = Answer(keep_all=keep_all)
+        self.answer = BenchAnswer(keep_all=keep_all)
         self._waiter = asyncio.get_running_loop().create_future()
         self.sent = self.last_byte = time.monotonic()
         self._transport.write(request)
@@ -333,7 +333,9 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-async def connect(address: Address, tls: ssl.SSLContext | None, limit_s: float) -> Connection:
+async def open_connection(
+    address: Address, tls: ssl.SSLContext | None, limit_s: float
+) -> Connection:
     """A new connection, or `Failed`."""
     loop, host, port = asyncio.get_running_loop(), address.host, address.port
     try:

@@ -315,7 +315,7 @@ class Inputs(Frozen):
     workload: Digest
 
 
-class Run(Frozen):
+class BenchRun(Frozen):
     """The whole of `bench.json`."""
 
     format: Literal["sm120-bench/1"] = "sm120-bench/1"

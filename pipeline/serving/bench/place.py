@@ -40,7 +40,7 @@ def requests_digest(folder: Path, most_bytes: int) -> str | None:
     return sha256_of_file(path)
 
 
-def require_plain(path: Path) -> None:
+def require_plain_file(path: Path) -> None:
     """Refuse a pipe or a device, which may never end; the reader reports a missing file."""
     if path.exists() and not path.is_file():
         raise RunInvalid(f"{path}: is not a plain file")

@@ -36,7 +36,7 @@ class _Vocabulary(RootModel[dict[str, list[str]]]):
     """Forms of sentences, and the words for each of their places."""
 
 
-class Scale(Frozen):
+class TokenScale(Frozen):
     """How many tokens words have with this model: tokens = overhead + words * per_word."""
 
     per_word: float = 1.3
@@ -47,7 +47,7 @@ class Scale(Frozen):
         return max(1, round((tokens - self.overhead) / self.per_word))
 
 
-def fit_scale(few: tuple[int, float], many: tuple[int, float]) -> Scale:
+def fit_scale(few: tuple[int, float], many: tuple[int, float]) -> TokenScale:
     """From prompts of two known lengths: (words, tokens on average) of each."""
     per_word = (many[1] - few[1]) / (many[0] - few[0])
     if not 0.2 < per_word < 20:
@@ -55,7 +55,7 @@ def fit_scale(few: tuple[int, float], many: tuple[int, float]) -> Scale:
             f"the server counts {few[1]:g} tokens for {few[0]} words and {many[1]:g} for {many[0]}",
             "Its token counts cannot be used to make prompts of a wanted length.",
         )
-    return Scale(per_word=per_word, overhead=few[1] - few[0] * per_word)
+    return TokenScale(per_word=per_word, overhead=few[1] - few[0] * per_word)
 
 
 def _noise(key: str) -> random.Random:
@@ -119,7 +119,7 @@ def arrivals(rate_per_s: float, count: int, kind: str, key: str) -> list[float]:
     return due
 
 
-class Job(Frozen):
+class WorkerJob(Frozen):
     """All that a worker needs to know for its share of a trial."""
 
     address: Address
@@ -134,7 +134,7 @@ class Job(Frozen):
     requests: int  # of all workers
     worker: int = 0
     workers: int = 1
-    scale: Scale = Scale()
+    scale: TokenScale = TokenScale()
     prompt_file: str | None = None  # where the workload's own lies on this machine
     ramp_s: float = 0.0  # streams begin one after the other within this time
 
@@ -195,7 +195,7 @@ def cells_of(workload: Workload) -> list[Cell]:
     return cells
 
 
-def sessions(job: Job) -> Iterator[Session]:
+def sessions(job: WorkerJob) -> Iterator[Session]:
     """The share of one worker, in order; a session is one request, or a conversation."""
     cell, prompts, seed, scale = job.cell, job.workload.prompts, job.workload.seed, job.scale
     due: Sequence[float] = ()
@@ -235,7 +235,7 @@ def sessions(job: Job) -> Iterator[Session]:
         yield session
 
 
-def _read_prompts(job: Job, prompts: FilePrompts) -> list[list[dict[str, Any]]]:
+def _read_prompts(job: WorkerJob, prompts: FilePrompts) -> list[list[dict[str, Any]]]:
     """The lines of a prompt file, each as messages."""
     path, found = Path(job.prompt_file or prompts.path), []
     data = read_limited(path, _MOST_FILE_BYTES, WorkloadInvalid)
@@ -264,7 +264,7 @@ def _read_prompts(job: Job, prompts: FilePrompts) -> list[list[dict[str, Any]]]:
     return found
 
 
-def _conversation(job: Job, prompts: Conversations, number: int, key: str) -> Session:
+def _conversation(job: WorkerJob, prompts: Conversations, number: int, key: str) -> Session:
     session: Session = []
     turns = prompts.each_turn()
     for index, turn in enumerate(turns):
@@ -295,7 +295,7 @@ def _conversation(job: Job, prompts: Conversations, number: int, key: str) -> Se
     return session
 
 
-def _body(job: Job, output: int, content: dict[str, Any]) -> bytes:
+def _body(job: WorkerJob, output: int, content: dict[str, Any]) -> bytes:
     """A request's JSON."""
     body: dict[str, Any] = {
         "model": job.model,

@@ -16,8 +16,8 @@ from pipeline.core.errors import RunInvalid
 from pipeline.core.files import atomic_file, locked, os_errors_explained, read_limited
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.model import canonical_json, sha256_of
-from pipeline.serving.bench.model import RequestLines, RequestRow, Run
-from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE, require_plain, run_folder
+from pipeline.serving.bench.model import BenchRun, RequestLines, RequestRow
+from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE, require_plain_file, run_folder
 from pipeline.serving.bench.workload import Workload
 
 _MOST_RUN_BYTES = 256 << 20
@@ -25,16 +25,16 @@ _MOST_LINE_BYTES = 64 << 20
 _LOCK = ".measuring"
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> BenchRun:
     """A run by its folder or file; the requests are read apart."""
     file = run_folder(path) / RUN_FILE
     return run_of(file, read_run_value(file)[1])
 
 
-def run_of(file: Path, value: Any) -> Run:
+def run_of(file: Path, value: Any) -> BenchRun:
     """A run from what its file says."""
     try:
-        return Run.model_validate(value)
+        return BenchRun.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the file"
@@ -43,7 +43,7 @@ def run_of(file: Path, value: Any) -> Run:
 
 def read_run_value(file: Path) -> tuple[bytes, Any]:
     """The bytes of a run's file and their JSON, which may still be no run."""
-    require_plain(file)
+    require_plain_file(file)
     data = read_limited(file, _MOST_RUN_BYTES, RunInvalid)
     try:
         return data, read_json(data, most_bytes=_MOST_RUN_BYTES)
@@ -56,12 +56,12 @@ def workload_digest(workload: Workload) -> str:
     return sha256_of(canonical_json(workload.model_dump(mode="json")))
 
 
-def run_bytes(run: Run) -> bytes:
+def run_bytes(run: BenchRun) -> bytes:
     """The exact bytes of `bench.json`: a statement names their digest."""
     return canonical_json(log.redacted(run.model_dump(mode="json"))) + b"\n"
 
 
-def write_run(folder: Path, run: Run) -> None:
+def write_run(folder: Path, run: BenchRun) -> None:
     """Whole or not at all: it is written again after each trial."""
     with atomic_file(folder / RUN_FILE) as out:
         out.write(run_bytes(run))
@@ -75,7 +75,7 @@ class StoredRows:
 
     def __iter__(self) -> Iterator[RequestRow]:
         path, left, number = self._path, self._lines.bytes, 0
-        require_plain(path)
+        require_plain_file(path)
         try:
             with path.open("rb") as file:
                 file.seek(self._lines.first_byte)
@@ -94,7 +94,7 @@ class StoredRows:
         return f"sha256:{self._sha.hexdigest()}"
 
 
-def read_rows(folder: Path, lines: RequestLines) -> Iterator[RequestRow]:
+def read_request_rows(folder: Path, lines: RequestLines) -> Iterator[RequestRow]:
     """The requests of a trial; refused once all are read, if they are not those of the run."""
     rows = StoredRows(folder, lines)
     yield from rows
@@ -151,12 +151,12 @@ def append_rows(folder: Path, rows: Iterable[RequestRow], at: int) -> RequestLin
     return RequestLines(first_byte=at, bytes=size, lines=count, digest=digest)
 
 
-def end_of_rows(run: Run) -> int:
+def end_of_rows(run: BenchRun) -> int:
     """Where the requests of the next trial begin."""
     return max((lines.first_byte + lines.bytes for lines in all_lines(run)), default=0)
 
 
-def all_lines(run: Run) -> list[RequestLines]:
+def all_lines(run: BenchRun) -> list[RequestLines]:
     """Every span of the requests that a run names, in the order of the file."""
     named = [
         lines

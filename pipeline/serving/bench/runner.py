@@ -21,13 +21,13 @@ from pipeline.serving.bench import model, record
 from pipeline.serving.bench.answer import EVENT_LOOP, JSON_READER
 from pipeline.serving.bench.marks import TrialChecks, client_marks, sample_marks
 from pipeline.serving.bench.metrics import intervals, trial_metrics
-from pipeline.serving.bench.model import Cell, Inputs, Mark, Run, SelfTest, ServerFacts, Trial
+from pipeline.serving.bench.model import BenchRun, Cell, Inputs, Mark, SelfTest, ServerFacts, Trial
 from pipeline.serving.bench.place import RUN_FILE
-from pipeline.serving.bench.plan import Job, Scale, cells_of
+from pipeline.serving.bench.plan import TokenScale, WorkerJob, cells_of
 from pipeline.serving.bench.record import measured_alone, read_run, write_run
 from pipeline.serving.bench.results.recompute import require_as_measured
-from pipeline.serving.bench.self_test import cores, measure_self
-from pipeline.serving.bench.server import Sampler, Server, server_facts
+from pipeline.serving.bench.self_test import measure_self, usable_cores
+from pipeline.serving.bench.server import MeasuredServer, Sampler, server_facts
 from pipeline.serving.bench.workers import SweepProgress, Workers
 from pipeline.serving.bench.workload import RandomTokens, Workload
 
@@ -45,7 +45,7 @@ _OTHER_FILES = 64
 class Bench:
     """One server, one workload, one folder."""
 
-    server: Server
+    server: MeasuredServer
     workload: Workload
     folder: Path
     inputs: Inputs
@@ -58,7 +58,7 @@ class Bench:
     drain_s: float = _DRAIN_S
     _warm: set[str] = field(default_factory=set)  # cells, in this process
 
-    def run(self) -> Run:
+    def run(self) -> BenchRun:
         """From the first cell, or from where an earlier run stopped."""
         cells, facts = self._asked()
         with measured_alone(self.folder):
@@ -103,7 +103,7 @@ class Bench:
             )
         return cells, facts
 
-    def _begun(self, facts: ServerFacts) -> Run:
+    def _begun(self, facts: ServerFacts) -> BenchRun:
         """A new run, or an earlier one of the same inputs; void trials are tried again."""
         if not (self.folder / RUN_FILE).exists():
             where = f"{self.server.url} with {self.workload.name}"
@@ -111,7 +111,7 @@ class Bench:
             run = begun_run(self.workload, self.inputs, facts)
             return run.model_copy(update={"nonce": secrets.token_hex(4)})
         run = read_run(self.folder)
-        if others := differences(run, self.inputs, facts):
+        if others := resume_differences(run, self.inputs, facts):
             raise RunInvalid(
                 f"{self.folder}: holds a run with another {' and another '.join(others)}",
                 "Name another folder with --out.",
@@ -137,7 +137,7 @@ class Bench:
             self._write(why_partial=" ".join(str(error).split())[:300])
             raise
 
-    def _write(self, **changes: object) -> Run:
+    def _write(self, **changes: object) -> BenchRun:
         changes["ended"] = stamp(datetime.now(UTC))
         self._run = self._run.model_copy(update=changes)
         write_run(self.folder, self._run)
@@ -154,7 +154,7 @@ class Bench:
             self._run = self._run.model_copy(update={"self_tests": [*self._run.self_tests, test]})
 
     def _measure_scale(self, facts: ServerFacts) -> None:
-        self._scale, seed = Scale(), self.workload.seed
+        self._scale, seed = TokenScale(), self.workload.seed
         if self.workload.prompts.kind in ("file", "random-tokens"):
             return
         # nothing is queued yet, so that a deep queue is no reason to wait longer
@@ -232,7 +232,7 @@ class Bench:
             rows = tally.through(workers.rows(advance))
             lines = record.append_rows(self.folder, rows, record.end_of_rows(self._run))
         samples = sampler.samples()
-        rows = record.read_rows(self.folder, lines)
+        rows = record.read_request_rows(self.folder, lines)
         metrics = trial_metrics(rows, self.workload.objectives, samples)
         marks = client_marks(test, workers.efforts, metrics.output_tok_s)
         marks += [*tally.marks(), *sample_marks(samples, metrics)]
@@ -253,10 +253,12 @@ class Bench:
             drained_s=round(drained_s, 3) if idle is not None else None,
         )
 
-    def _jobs(self, cell: Cell, number: int, test: SelfTest | None, warm_up: int = 0) -> list[Job]:
+    def _jobs(
+        self, cell: Cell, number: int, test: SelfTest | None, warm_up: int = 0
+    ) -> list[WorkerJob]:
         count = self.workers or (test.workers if test else 1)
         return [
-            Job(
+            WorkerJob(
                 address=self.server.address,
                 headers=dict(self.server.headers),
                 model=self._run.server.model,
@@ -276,7 +278,7 @@ class Bench:
         ]
 
 
-def measure_in_turns(first: Bench, second: Bench) -> list[Run]:
+def measure_in_turns(first: Bench, second: Bench) -> list[BenchRun]:
     """Two servers, a trial of one and then of the other: what drifts, drifts for both.
 
     The order is turned round each time, so that a steady drift cancels out.
@@ -307,10 +309,10 @@ def measure_in_turns(first: Bench, second: Bench) -> list[Run]:
         return [bench._write(state="complete", why_partial="") for bench in both]
 
 
-def begun_run(workload: Workload, inputs: Inputs, facts: ServerFacts) -> Run:
+def begun_run(workload: Workload, inputs: Inputs, facts: ServerFacts) -> BenchRun:
     """A run of which nothing is measured yet."""
     now = stamp(datetime.now(UTC))
-    return Run(
+    return BenchRun(
         state="partial",
         why_partial="it has just begun",
         started=now,
@@ -332,7 +334,7 @@ def _open_files() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
-def differences(run: Run, inputs: Inputs, facts: ServerFacts) -> list[str]:
+def resume_differences(run: BenchRun, inputs: Inputs, facts: ServerFacts) -> list[str]:
     """What keeps a run from being gone on with, in words."""
     before, now = run.inputs.model_dump(), inputs.model_dump()
     named = {"recipe_name": "recipe", "recipe": "recipe", "host": "host (--host-facts)"}
@@ -370,6 +372,6 @@ def client_facts() -> model.ClientFacts:
         event_loop=EVENT_LOOP,
         json_reader=JSON_READER,
         machine=platform.machine(),
-        cores=cores(),
+        cores=usable_cores(),
         open_files=_open_files(),
     )

@@ -14,7 +14,7 @@ from pipeline.core.errors import BenchNotMeasured
 from pipeline.core.net.wire import Address
 from pipeline.serving.bench.metrics import metrics_of
 from pipeline.serving.bench.model import SelfTest
-from pipeline.serving.bench.plan import Job, cells_of
+from pipeline.serving.bench.plan import WorkerJob, cells_of
 from pipeline.serving.bench.stub import MODEL
 from pipeline.serving.bench.workers import Workers, start_module
 from pipeline.serving.bench.workload import Fixed, Load, RequestLimits, Workload
@@ -31,7 +31,7 @@ _SECONDS = 1.0
 _FEWEST_TOKENS, _FEWEST_REQUESTS = 10, 4
 
 
-def cores() -> int:
+def usable_cores() -> int:
     """What this process may run on."""
     return len(os.sched_getaffinity(0))
 
@@ -62,7 +62,7 @@ def truth(process: subprocess.Popen[bytes]) -> Any:
     return _read(process)
 
 
-def measure(concurrency: int, workers: int) -> SelfTest:
+def measure_client(concurrency: int, workers: int) -> SelfTest:
     """One test with so many streams and workers."""
     tpot_s = max(_FASTEST_TPOT_S, concurrency / _OFFERED_TOK_S)
     tokens = max(_FEWEST_TOKENS, round(_SECONDS / tpot_s))
@@ -77,7 +77,7 @@ def measure(concurrency: int, workers: int) -> SelfTest:
     )
     (cell,) = cells_of(workload)
     with stub(_TTFT_S, tpot_s) as (port, process):
-        job = Job(
+        job = WorkerJob(
             address=Address("127.0.0.1", port, is_tls=False, base=""),
             model=MODEL,
             workload=workload,
@@ -115,7 +115,7 @@ def measure(concurrency: int, workers: int) -> SelfTest:
         ttft_error=round(ttft_error, 5),
         tpot_error=round(tpot_error, 5),
         offered_tok_s=round(concurrency / tpot_s, 1),
-        ceiling_tok_s=round(min(workers, cores()) * USABLE_SHARE / per_token, 1),
+        ceiling_tok_s=round(min(workers, usable_cores()) * USABLE_SHARE / per_token, 1),
         cpu_us_per_token=round(per_token * 1e6, 2),
         trusted=is_good,
         message="" if is_good else too_much,
@@ -128,9 +128,9 @@ def measure_self(concurrency: int, workers: int | None) -> SelfTest:
     def error(test: SelfTest) -> float:
         return max(abs(test.ttft_error) / MOST_TTFT_ERROR, abs(test.tpot_error) / MOST_TPOT_ERROR)
 
-    best, count = measure(concurrency, workers or 1), 2
-    while not workers and not best.trusted and count <= min(cores(), concurrency):
-        tried = measure(concurrency, count)
+    best, count = measure_client(concurrency, workers or 1), 2
+    while not workers and not best.trusted and count <= min(usable_cores(), concurrency):
+        tried = measure_client(concurrency, count)
         if tried.trusted or error(tried) < error(best):
             best = tried
         count *= 2

@@ -22,11 +22,11 @@ from pipeline.core import log, proc
 from pipeline.core.errors import BenchUnanswered
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.known import Known, Unknown, then, unknown
-from pipeline.core.net.wire import Address, Lost, Raw, send
+from pipeline.core.net.wire import Address, AnswerLost, Raw, send
 from pipeline.hosts.facts.model import Gpu
-from pipeline.hosts.facts.smi import read_gpus, read_log, text_at
+from pipeline.hosts.facts.smi import read_gpus, read_smi_log, text_at
 from pipeline.serving.bench.model import Engine, EngineSeries, GpuSeries, Samples, ServerFacts
-from pipeline.serving.bench.plan import Scale, fit_scale, unique_text
+from pipeline.serving.bench.plan import TokenScale, fit_scale, unique_text
 
 Value = TypeVar("Value")
 _LINE = re.compile(r"^([a-z_]+:[a-zA-Z0-9_:]+)(?:\{[^}]*\})? ([-+0-9.eE]+)", re.M)
@@ -83,7 +83,7 @@ _SMI_LIMIT_S = 10.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-class Reading(NamedTuple):
+class MetricsReading(NamedTuple):
     """One answer of /metrics: every name with its sum over all labels, and with its highest."""
 
     sums: Mapping[str, float]
@@ -112,7 +112,7 @@ class Reading(NamedTuple):
         return None if running is None else running + (waiting or 0.0)
 
 
-def read_metrics(text: str) -> Reading:
+def read_metrics(text: str) -> MetricsReading:
     """From the text that Prometheus reads."""
     sums: dict[str, float] = {}
     most: dict[str, float] = {}
@@ -123,10 +123,10 @@ def read_metrics(text: str) -> Reading:
             continue
         sums[name] = sums.get(name, 0.0) + value
         most[name] = max(most.get(name, value), value)
-    return Reading(sums, most)
+    return MetricsReading(sums, most)
 
 
-def engine_series(readings: Sequence[tuple[float, Reading]]) -> EngineSeries | None:
+def engine_series(readings: Sequence[tuple[float, MetricsReading]]) -> EngineSeries | None:
     """A trial's readings, with the rise of each counter."""
     if not readings:
         return None
@@ -150,7 +150,7 @@ class CardReading(NamedTuple):
 
 def read_cards(text: str) -> Known[list[CardReading]]:
     """Every card, from `nvidia-smi -q -x`."""
-    gpus, root = read_gpus(text, unknown("not asked for")), read_log(text)
+    gpus, root = read_gpus(text, unknown("not asked for")), read_smi_log(text)
     if isinstance(gpus, Unknown):
         return gpus
     assert not isinstance(root, Unknown)  # `read_gpus` has read it
@@ -200,7 +200,7 @@ def gpu_series(readings: Sequence[tuple[float, Sequence[CardReading]]]) -> list[
 
 
 @dataclass
-class Server:
+class MeasuredServer:
     """One address, asked small things between trials."""
 
     address: Address
@@ -214,7 +214,7 @@ class Server:
         sent = self.address, method, path, body, headers
         try:
             return asyncio.run(send(*sent, limit_s=limit_s, most_bytes=_MOST_BYTES))
-        except Lost as error:
+        except AnswerLost as error:
             self.lost = str(error)
         except asyncio.LimitOverrunError:
             self.lost = "the answer cannot be read: a chunk of it has no size"
@@ -225,7 +225,7 @@ class Server:
         raw = self._ask("GET", path, b"", _LIMIT_S)
         return _json(raw) if raw and raw.status == 200 else None
 
-    def metrics(self) -> Reading | None:
+    def metrics(self) -> MetricsReading | None:
         """The answer of /metrics now; a server that has none is not asked again."""
         raw = self._ask("GET", "/metrics", b"", _LIMIT_S) if self.has_metrics else None
         if raw is None or raw.status != 200:
@@ -235,7 +235,7 @@ class Server:
 
     def scale(
         self, model: str, seed: int, limit_s: float = 600.0, context: int | None = None
-    ) -> Scale:
+    ) -> TokenScale:
         """How long prompts must be, by the server's own count.
 
         The same texts for the same seed: two runs of a workload aim alike.
@@ -303,7 +303,7 @@ def _at(value: Any, *path: str) -> Any:
     return value
 
 
-def server_facts(server: Server, model: str | None) -> ServerFacts:
+def server_facts(server: MeasuredServer, model: str | None) -> ServerFacts:
     """What a server says of itself; the model is the first that it has, unless one is named."""
     models = server.get_json("/v1/models")
     data = _at(models, "data")
@@ -355,9 +355,9 @@ def server_facts(server: Server, model: str | None) -> ServerFacts:
 class Sampler:
     """A thread that samples the engine and the cards until its block ends."""
 
-    server: Server
+    server: MeasuredServer
     every_s: float = 1.0
-    engine: list[tuple[float, Reading]] = field(default_factory=list)
+    engine: list[tuple[float, MetricsReading]] = field(default_factory=list)
     cards: list[tuple[float, list[CardReading]]] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
 

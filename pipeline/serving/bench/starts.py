@@ -16,11 +16,11 @@ from pipeline.core import log
 from pipeline.core.errors import BenchUnanswered
 from pipeline.core.files import files_below
 from pipeline.serving.bench.metrics import intervals, metrics_of
-from pipeline.serving.bench.model import Cell, CellResult, Inputs, RequestRow, Run, Trial
-from pipeline.serving.bench.plan import Job, Planned, cells_of
+from pipeline.serving.bench.model import BenchRun, Cell, CellResult, Inputs, RequestRow, Trial
+from pipeline.serving.bench.plan import Planned, WorkerJob, cells_of
 from pipeline.serving.bench.record import append_rows, measured_alone, write_run
 from pipeline.serving.bench.runner import begun_run
-from pipeline.serving.bench.server import Server, server_facts
+from pipeline.serving.bench.server import MeasuredServer, server_facts
 from pipeline.serving.bench.worker import WorkerRun
 from pipeline.serving.bench.workload import Workload
 
@@ -32,7 +32,7 @@ _LIMIT_S = 600.0
 class Started:
     """An engine that answers for the first time."""
 
-    server: Server
+    server: MeasuredServer
     model: str
     ready_s: float  # since the engine was started, without what our own command did before
 
@@ -58,7 +58,7 @@ def drop_page_cache(folder: Path) -> None:
             os.close(handle)
 
 
-def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: Inputs) -> Run:
+def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: Inputs) -> BenchRun:
     """Every start of the workload; the last engine goes on running."""
     began, cells = stamp(datetime.now(UTC)), cells_of(workload)
     starts: dict[str, list[tuple[str, Started, RequestRow]]] = {cell.name: [] for cell in cells}
@@ -112,7 +112,7 @@ def _first_answer(up: Started, workload: Workload, cell: Cell) -> RequestRow:
         "messages": [{"role": "user", "content": "Write one sentence about the sea."}],
     }
     share = WorkerRun(
-        Job(
+        WorkerJob(
             address=up.server.address,
             headers=dict(up.server.headers),
             model=up.model,

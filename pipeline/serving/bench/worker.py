@@ -26,9 +26,16 @@ from pipeline.core import log
 from pipeline.core.errors import PipelineError
 from pipeline.core.net.route import tls_context
 from pipeline.core.net.timing import retry_after_s
-from pipeline.serving.bench.answer import Answer, Connection, Failed, connect, loops, run_loop
+from pipeline.serving.bench.answer import (
+    BenchAnswer,
+    Connection,
+    Failed,
+    loops,
+    open_connection,
+    run_loop,
+)
 from pipeline.serving.bench.model import Failure, RequestRow
-from pipeline.serving.bench.plan import Job, Planned, Session, assistant_message, sessions
+from pipeline.serving.bench.plan import Planned, Session, WorkerJob, assistant_message, sessions
 from pipeline.serving.bench.workload import RandomTokens
 
 _RETRIED = (429, 503)
@@ -50,7 +57,7 @@ class _Sent:
 
     planned: Planned
     sent: float
-    answer: Answer | None = None
+    answer: BenchAnswer | None = None
     end: float | None = None
     retries: int = 0
     failure: Failure | None = None
@@ -61,7 +68,7 @@ class _Sent:
 class WorkerRun:
     """What one worker does in a trial."""
 
-    job: Job
+    job: WorkerJob
     origin: float = 0.0
     idle: list[Connection] = field(default_factory=list)
     busy: dict[Connection, int] = field(default_factory=dict)  # the tokens that it was asked for
@@ -85,7 +92,7 @@ class WorkerRun:
     def rows(self) -> Iterator[RequestRow]:
         """Every request that was sent, as the run keeps it."""
         for sent in self.sent:
-            planned, answer = sent.planned, sent.answer or Answer()
+            planned, answer = sent.planned, sent.answer or BenchAnswer()
             # rounded from the first on, so that the gaps add up to the whole
             micros = [round((t - answer.times[0]) * 1e6) for t in answer.times]
             moments = (answer.first_byte, answer.times[0] if micros else None, sent.end)
@@ -218,7 +225,7 @@ class WorkerRun:
         self.events += len(sent.answer.times) if sent.answer else 0
         return sent
 
-    async def _attempts(self, sent: _Sent, request: bytes, keep_all: bool) -> Answer:
+    async def _attempts(self, sent: _Sent, request: bytes, keep_all: bool) -> BenchAnswer:
         limits = self.job.workload.limits
         while True:
             connection = None
@@ -229,7 +236,7 @@ class WorkerRun:
                 await asyncio.sleep(0)
                 connection = idle if idle.is_open else None
             if connection is None:
-                connection = await connect(self.job.address, self.tls, limits.connect_s)
+                connection = await open_connection(self.job.address, self.tls, limits.connect_s)
             was_used = connection.used
             waiter = connection.send(request, keep_all=keep_all)
             if not sent.retries:
@@ -302,7 +309,7 @@ def _say(**message: Any) -> None:
     sys.stdout.buffer.flush()
 
 
-async def prepared(job: Job) -> tuple[WorkerRun, list[Session]]:
+async def prepared(job: WorkerJob) -> tuple[WorkerRun, list[Session]]:
     """Everything but the requests themselves: prompts are made and connections are open."""
     share, todo = WorkerRun(job), list(sessions(job))
     gate, limit_s = asyncio.Semaphore(_PARALLEL_CONNECTS), job.workload.limits.connect_s
@@ -311,14 +318,14 @@ async def prepared(job: Job) -> tuple[WorkerRun, list[Session]]:
         # a request that finds no connection tries again, and names what is wrong
         with suppress(Failed):
             async with gate:
-                share.idle.append(await connect(job.address, share.tls, limit_s))
+                share.idle.append(await open_connection(job.address, share.tls, limit_s))
 
     # as many as will be needed at a time, before the clock runs
     await asyncio.gather(*(open_one() for _ in range(job.streams)))
     return share, todo
 
 
-async def _work(job: Job) -> None:
+async def _work(job: WorkerJob) -> None:
     share, todo = await prepared(job)
     _say(ready=True)
     line = await asyncio.to_thread(sys.stdin.buffer.readline)
@@ -344,7 +351,7 @@ async def _work(job: Job) -> None:
 
 if __name__ == "__main__":
     try:
-        run_loop(_work(Job.model_validate_json(sys.stdin.buffer.readline())))
+        run_loop(_work(WorkerJob.model_validate_json(sys.stdin.buffer.readline())))
     except PipelineError as error:
         _say(error=[type(error).__name__, str(error), error.hint])
     # the thread that waits for the end of stdin holds its lock

@@ -16,7 +16,7 @@ from typing import Any
 from pipeline.core import errors, log, proc
 from pipeline.core.errors import BenchNotMeasured, PipelineError
 from pipeline.serving.bench.model import Cell, Metrics, RequestRow
-from pipeline.serving.bench.plan import Job
+from pipeline.serving.bench.plan import WorkerJob
 
 # Between the word to go and the first request, so that all workers have it.
 _LEAD_S = 0.3
@@ -29,7 +29,9 @@ def start_module(module: str, *arguments: str) -> subprocess.Popen[bytes]:
     """A module of ours as a process to talk with."""
     # -P: a folder named `pipeline` where the user happens to be is not ours
     names = ("PYTHONPATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
-    return proc.talk([sys.executable, "-P", "-m", module, *arguments], env=proc.environment(*names))
+    return proc.talk(
+        [sys.executable, "-P", "-m", module, *arguments], env=proc.child_environment(*names)
+    )
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class WorkerStats:
 class Workers:
     """One process for each job; a `with` block that ends them all."""
 
-    jobs: Sequence[Job]
+    jobs: Sequence[WorkerJob]
     efforts: list[WorkerStats] = field(default_factory=list)
 
     def __enter__(self) -> Workers:

@@ -167,7 +167,7 @@ class Sampling(Frozen):
     ignore_eos: bool = True
 
 
-class Source(Frozen):
+class WorkloadSource(Frozen):
     """Whose measurement a workload repeats."""
 
     title: Line
@@ -179,7 +179,7 @@ class Workload(Frozen):
 
     name: Name
     summary: Line
-    source: Source | None = None
+    source: WorkloadSource | None = None
     prompts: Prompts = TextPrompts()
     input: Lengths | None = None
     output: Lengths | None = None

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pipeline.core.errors import DoesNotFit
 from pipeline.core.model import Frozen
 from pipeline.serving.fit import engine as eng
-from pipeline.serving.fit.engine import Engine, Kv, Question, Room, state_bytes
+from pipeline.serving.fit.engine import Engine, FitQuestion, Kv, MemoryBudget, state_bytes
 from pipeline.serving.fit.gguf import GgufModel
-from pipeline.serving.fit.parts import parts_of, require_context_parallel, require_divisible
-from pipeline.serving.fit.placement import Batch, Layout, Machine, place, shortage
+from pipeline.serving.fit.parts import require_context_parallel, require_divisible, tensor_parts
+from pipeline.serving.fit.placement import Batch, FitMachine, Layout, place, shortage
 from pipeline.serving.fit.shape import Architecture
 from pipeline.serving.fit.units import GIB, MIB, gib
 
@@ -40,7 +40,7 @@ class FitAnswer(Frozen):
     engine: Engine
     kv: Kv
     rows: list[TableRow]
-    room: Room
+    room: MemoryBudget
     low_tokens: int  # had everything else come out larger by our known error
     high_tokens: int
     margin_bytes: int
@@ -48,7 +48,7 @@ class FitAnswer(Frozen):
     short: str = ""  # empty: it fits
 
 
-def answer(model: Architecture, question: Question) -> FitAnswer:
+def answer(model: Architecture, question: FitQuestion) -> FitAnswer:
     """A model under tensor parallelism on equal cards."""
     if question.context > model.context:
         raise DoesNotFit(
@@ -58,7 +58,7 @@ def answer(model: Architecture, question: Question) -> FitAnswer:
     require_divisible(model, question.tp)
     require_context_parallel(model, question.tp, question.dcp)
     groups: dict[str, int] = {}
-    for part in parts_of(model, question.engine, question.tp):
+    for part in tensor_parts(model, question.engine, question.tp):
         # the table shows `attention`, not each of its matrices
         group = part.name.partition(",")[0]
         groups[group] = groups.get(group, 0) + part.card_bytes(question.tp)
@@ -90,7 +90,7 @@ def answer(model: Architecture, question: Question) -> FitAnswer:
     )
 
 
-def _short(room: Room, error: int, question: Question) -> str:
+def _short(room: MemoryBudget, error: int, question: FitQuestion) -> str:
     low_tokens = room.tokens_at(error)
     if room.kv_bytes <= 0:
         return f"the weights alone exceed the engine's share of a card by {gib(-room.kv_bytes)}"
@@ -107,7 +107,7 @@ def _short(room: Room, error: int, question: Question) -> str:
     return ""
 
 
-def _notes(model: Architecture, question: Question, room: Room) -> list[str]:
+def _notes(model: Architecture, question: FitQuestion, room: MemoryBudget) -> list[str]:
     notes = [_SHARES[question.engine]]
     if question.engine == "sglang":
         own = eng.sglang_default_fraction(model, question)
@@ -155,7 +155,7 @@ _SHARES = {
 }
 
 
-def needed_fraction(room: Room, question: Question) -> float | None:
+def needed_fraction(room: MemoryBudget, question: FitQuestion) -> float | None:
     """The share under which one request fits, where what it leaves suffices for the rest."""
     needed = (question.context * room.kv_token_bytes + room.request_bytes) / room.kv_part
     lacking = math.ceil(needed) - room.kv_bytes
@@ -167,7 +167,7 @@ def needed_fraction(room: Room, question: Question) -> float | None:
     return math.ceil(1000 * (room.fraction + lacking / whole)) / 1000
 
 
-def parallel_hint(model: Architecture, question: Question, result: FitAnswer, cards: int) -> str:
+def parallel_hint(model: Architecture, question: FitQuestion, result: FitAnswer, cards: int) -> str:
     """What to change where sglang or vLLM has too little room."""
 
     def fits(**changes: object) -> bool:
@@ -204,10 +204,10 @@ def parallel_hint(model: Architecture, question: Question, result: FitAnswer, ca
     return f"Fewer tokens do not help. {_sentence(options)} {_FEWER_BITS} needs less{hybrid}."
 
 
-def hybrid_hint(model: GgufModel, machine: Machine, batch: Batch, layout: Layout) -> str:
+def hybrid_hint(model: GgufModel, machine: FitMachine, batch: Batch, layout: Layout) -> str:
     """What to change where ik_llama has too little room on cards or host."""
 
-    def fits(on: Machine = machine, asked: Batch = batch) -> bool:
+    def fits(on: FitMachine = machine, asked: Batch = batch) -> bool:
         return not shortage(place(model, on, asked), on)
 
     if fits():

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from pipeline.core.errors import ModelUnreadable
 from pipeline.core.files import read_at_most
-from pipeline.serving.fit.fields import count, describe, few, flag, table
+from pipeline.serving.fit.fields import count_field, describe_value, few, flag_field, table_field
 from pipeline.serving.fit.layers import layer_count, read_feed_forward, read_mixers
 from pipeline.serving.fit.shape import Architecture, Precision, Scheme, Vision
 
@@ -49,7 +49,7 @@ _MXFP4 = Scheme(name="mxfp4", bits=4, group=32, group_bytes=1)
 _FP8 = Scheme(name="fp8", bits=8)
 
 
-def read_config(path: Path) -> Architecture:
+def read_model_config(path: Path) -> Architecture:
     """The architecture that a config.json describes, and hf_quant_config.json beside it."""
     beside = path.with_name(QUANT_FILE)
     try:
@@ -82,12 +82,14 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     # engines differ in which of the two they read, so a contradiction has no right answer
     for key in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads"):
         if key in config and key in text and config[key] != text[key]:
-            values = f"{describe(config[key])} at the top and {describe(text[key])} in text_config"
-            raise ModelUnreadable(f"{key}: is {values}")
+            outer, inner = describe_value(config[key]), describe_value(text[key])
+            raise ModelUnreadable(f"{key}: is {outer} at the top and {inner} in text_config")
     tying = next((t for t in (text, config) if t.get("tie_word_embeddings") is not None), None)
     # a class's default is often missing from the file
     kind = str(text.get("model_type") or config.get("model_type") or "")
-    tied = flag(tying, "tie_word_embeddings") if tying else kind.startswith(("gemma", "cohere"))
+    tied = (
+        flag_field(tying, "tie_word_embeddings") if tying else kind.startswith(("gemma", "cohere"))
+    )
     # Gemma 3n and 4: every layer has a table of its own, with a row for each token
     rows = few(text, "vocab_size_per_layer_input", "vocab_size")
     try:
@@ -95,12 +97,12 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
         return Architecture(
             family=str(families[0]),
             layers=layer_count(text),
-            hidden=count(text, "hidden_size"),
-            vocabulary=count(text, "vocab_size"),
-            context=count(text, "max_position_embeddings", "model_max_length"),
+            hidden=count_field(text, "hidden_size"),
+            vocabulary=count_field(text, "vocab_size"),
+            context=count_field(text, "max_position_embeddings", "model_max_length"),
             mixers=read_mixers(text, bounds),
             dense_layers=dense_layers,
-            dense_width=count(text, *_DENSE_WIDTH) if dense_layers else 0,
+            dense_width=count_field(text, *_DENSE_WIDTH) if dense_layers else 0,
             gated=text.get("mlp_hidden_act", text.get("hidden_act")) not in _WITHOUT_GATE,
             tied=tied,
             lookup=rows * few(text, "hidden_size_per_layer_input") * layer_count(text),
@@ -122,10 +124,10 @@ def _vision(config: Mapping[str, Any], bounds: list[str]) -> Vision | None:
     try:
         if "vt_hidden_size" not in vision:  # Qwen and others
             return Vision(
-                layers=count(vision, "depth", "num_hidden_layers"),
-                hidden=count(vision, "hidden_size"),
-                width=count(vision, "intermediate_size"),
-                patch=count(vision, "patch_size"),
+                layers=count_field(vision, "depth", "num_hidden_layers"),
+                hidden=count_field(vision, "hidden_size"),
+                width=count_field(vision, "intermediate_size"),
+                patch=count_field(vision, "patch_size"),
                 positions=few(vision, "num_position_embeddings") or 1,
                 merge=(few(vision, "spatial_merge_size") or 1) ** 2,
                 frames=few(vision, "temporal_patch_size") or 1,
@@ -136,13 +138,14 @@ def _vision(config: Mapping[str, Any], bounds: list[str]) -> Vision | None:
         if not isinstance(merge, list) or len(merge) != 2 or not all(type(n) is int for n in merge):
             raise ModelUnreadable("merge_kernel_size: is not a pair")
         return Vision(
-            layers=count(vision, "vt_num_hidden_layers"),
-            hidden=count(vision, "vt_hidden_size"),
-            width=count(vision, "vt_intermediate_size"),
-            patch=count(vision, "patch_size"),
-            positions=count(vision, "init_pos_emb_height") * count(vision, "init_pos_emb_width"),
+            layers=count_field(vision, "vt_num_hidden_layers"),
+            hidden=count_field(vision, "vt_hidden_size"),
+            width=count_field(vision, "vt_intermediate_size"),
+            patch=count_field(vision, "patch_size"),
+            positions=count_field(vision, "init_pos_emb_height")
+            * count_field(vision, "init_pos_emb_width"),
             merge=merge[0] * merge[1],
-            rated_layers=count(vision, "vt_num_hidden_layers"),
+            rated_layers=count_field(vision, "vt_num_hidden_layers"),
         )
     except ModelUnreadable as error:
         bounds.append(f"The vision tower is not counted: vision_config: {error}.")
@@ -187,7 +190,7 @@ def read_precision(
     dtype = dtype.removeprefix("torch.")
     if dtype not in _FLOATS:
         raise ModelUnreadable(
-            f"dtype: {describe(dtype or 'missing')} is not one of {', '.join(_FLOATS)}"
+            f"dtype: {describe_value(dtype or 'missing')} is not one of {', '.join(_FLOATS)}"
         )
     base = Scheme(name=dtype, bits=_FLOATS[dtype])
     schemes = dict.fromkeys(("base", *_MODULES), base)
@@ -202,7 +205,7 @@ def read_precision(
     method = str(quant.get("quant_method", quant.get("quant_algo", ""))).lower()
     try:
         if method not in _READERS:
-            raise _UnknownMethod(f"the method {describe(method)} is not known")
+            raise _UnknownMethod(f"the method {describe_value(method)} is not known")
         scheme = _READERS[method](quant)
     except _UnknownMethod as error:
         bounds.append(
@@ -238,7 +241,7 @@ def _matcher(name: str) -> Callable[[str], object]:
         try:
             return re.compile(name[3:]).match
         except re.error as error:
-            message = f"quantization_config: ignore: {describe(name)}: {error}"
+            message = f"quantization_config: ignore: {describe_value(name)}: {error}"
             raise ModelUnreadable(message) from error
     if any(c in name for c in "*?["):
         return lambda module: fnmatchcase(module, name) or fnmatchcase(module, f"{name}.*")
@@ -265,7 +268,7 @@ def _compressed_tensors(quant: Mapping[str, Any]) -> Scheme:
     # with several, each module's group is found by patterns that we would have to imitate
     if len(groups) != 1:
         raise _UnknownMethod(f"config_groups has {len(groups)} groups")
-    weights = table(table(groups, next(iter(groups))), "weights")
+    weights = table_field(table_field(groups, next(iter(groups))), "weights")
     bits, group, kind = weights.get("num_bits"), weights.get("group_size"), weights.get("type")
     strategy, block = weights.get("strategy"), weights.get("block_structure")
     if kind == "float" and bits == 8:
@@ -275,7 +278,9 @@ def _compressed_tensors(quant: Mapping[str, Any]) -> Scheme:
     if kind == "float" and bits == 4 and group == 32:
         return _MXFP4
     if kind != "int" or bits not in (4, 8) or strategy not in ("channel", "tensor", "group"):
-        raise _UnknownMethod(f"weights of {describe(kind)} {describe(bits)} are not known")
+        raise _UnknownMethod(
+            f"weights of {describe_value(kind)} {describe_value(bits)} are not known"
+        )
     if strategy != "group":
         return Scheme(name=f"int{bits}", bits=bits)
     # each group has a 16-bit scale, and unless it is symmetric a zero point as wide as a weight
@@ -291,7 +296,7 @@ def _modelopt(quant: Mapping[str, Any]) -> Scheme:
         return Scheme(name="nvfp4", bits=4, group=_group(group), group_bytes=1)
     if algorithm == "FP8":
         return _FP8
-    raise _UnknownMethod(f"quant_algo {describe(algorithm)} is not known")
+    raise _UnknownMethod(f"quant_algo {describe_value(algorithm)} is not known")
 
 
 @_reads("fp8")
@@ -321,5 +326,5 @@ def _awq(quant: Mapping[str, Any]) -> Scheme:
 
 def _group(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= 1 << 14:
-        raise ModelUnreadable(f"quantization_config: {describe(value)} is not a group size")
+        raise ModelUnreadable(f"quantization_config: {describe_value(value)} is not a group size")
     return value

@@ -150,7 +150,7 @@ def _entry(model: Architecture, mixer: Mixer, tp: int, kv: Kv) -> int:
     return 0
 
 
-class Question(Frozen):
+class FitQuestion(Frozen):
     """What a user wants to run, and on what; the defaults are those of the engines."""
 
     engine: Engine
@@ -185,7 +185,7 @@ class Question(Frozen):
         return self.kv or ("fp8" if model.precision.kv_fp8 else "bf16")
 
 
-class Room(Frozen):
+class MemoryBudget(Frozen):
     """One card's memory, and where it goes."""
 
     card_bytes: int
@@ -213,18 +213,18 @@ class Room(Frozen):
         return int(room * self.context // request)
 
 
-def margin_bytes(question: Question, weights: int) -> int:
+def margin_bytes(question: FitQuestion, weights: int) -> int:
     """By how much a card may be off; measured weights leave nothing to doubt but rounding."""
     return 0 if question.measured_bytes else max(MARGIN_BYTES, round(weights * MARGIN_PART))
 
 
-def sglang_default_fraction(model: Architecture, question: Question) -> float:
+def sglang_default_fraction(model: Architecture, question: FitQuestion) -> float:
     """What sglang chooses itself (0.5.8 server_args.py), in its own MiB arithmetic."""
     reserved = 512 + max(question.prefill_tokens, 2048) * 1.5 + question.batch * 2
     return _fraction(model, question, reserved)
 
 
-def later_sglang_fraction(model: Architecture, question: Question) -> float:
+def later_sglang_fraction(model: Architecture, question: FitQuestion) -> float:
     """What 0.5.23 chooses: more for graphs of prefill steps, and larger ones on small cards."""
     small = 20 * GIB <= question.card_bytes < 35 * GIB
     tokens = question.prefill_given or (4096 if small else question.prefill_tokens)
@@ -240,7 +240,7 @@ def later_sglang_fraction(model: Architecture, question: Question) -> float:
     return _fraction(model, question, reserved + 8 * graphs)
 
 
-def _fraction(model: Architecture, question: Question, reserved_mib: float) -> float:
+def _fraction(model: Architecture, question: FitQuestion, reserved_mib: float) -> float:
     card = question.card_bytes / MIB
     reserved_mib += question.tp / 8 * 1024
     if card > 60 * 1024:
@@ -254,7 +254,7 @@ def _fraction(model: Architecture, question: Question, reserved_mib: float) -> f
     return fraction * 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (ratio - 1.0)))
 
 
-def room_of(model: Architecture, weights: int, question: Question) -> Room:
+def room_of(model: Architecture, weights: int, question: FitQuestion) -> MemoryBudget:
     """Room under sglang's --mem-fraction-static or vLLM's --gpu-memory-utilization."""
     card, tp, context = question.card_bytes, question.tp, question.context
     kv_type, fraction = question.kv_of(model), question.fraction
@@ -289,7 +289,7 @@ def room_of(model: Architecture, weights: int, question: Question) -> Room:
         # 0.32.0 kv_cache_interface.py: SlidingWindowSpec, and MambaSpec as prefix caching has it
         request = request_bytes(model, tp, kv_type, context, in_flight=step, states=2)
     beside = requests if is_sglang else activations
-    return Room(
+    return MemoryBudget(
         card_bytes=card,
         taken_bytes=taken,
         fraction=fraction,
@@ -306,7 +306,7 @@ def room_of(model: Architecture, weights: int, question: Question) -> Room:
     )
 
 
-def activation_bytes(model: Architecture, question: Question) -> int:
+def activation_bytes(model: Architecture, question: FitQuestion) -> int:
     """The largest moment of a prefill step in bf16, or the logits of the last tokens in float32.
 
     At the experts' output a token has its hidden state once for each active expert, beside the

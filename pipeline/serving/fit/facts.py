@@ -35,7 +35,7 @@ class GgufRecipe(Frozen):
     source: Annotated[str, StringConstraints(min_length=20)]
 
 
-class Fact(Frozen):
+class ModelFact(Frozen):
     """An excerpt of a config.json, whose it is, and where it was read."""
 
     repositories: list[str] = Field(min_length=1)
@@ -47,9 +47,9 @@ class Fact(Frozen):
         return architecture_of(self.config)
 
 
-def all_facts() -> list[Fact]:
+def all_facts() -> list[ModelFact]:
     """All shipped facts."""
-    return [read_yaml(path, Fact) for path in sorted(_FOLDER.glob("*.yaml"))]
+    return [read_yaml(path, ModelFact) for path in sorted(_FOLDER.glob("*.yaml"))]
 
 
 def shipped_repositories() -> list[str]:
@@ -57,12 +57,12 @@ def shipped_repositories() -> list[str]:
     return sorted((name for f in all_facts() for name in f.repositories), key=str.casefold)
 
 
-def fact_of(repository: str) -> Fact | None:
+def fact_of(repository: str) -> ModelFact | None:
     """The architecture of a repository in a checkpoint's own format."""
     return next((f for f in all_facts() if repository in f.repositories), None)
 
 
-def recipe_of(repository: str, quant: str) -> tuple[Fact, GgufRecipe] | None:
+def recipe_of(repository: str, quant: str) -> tuple[ModelFact, GgufRecipe] | None:
     """The architecture and the types of a repository of GGUF files."""
     pairs = ((f, r) for f in all_facts() for r in f.gguf)
     return next(((f, r) for f, r in pairs if (r.repository, r.quant) == (repository, quant)), None)

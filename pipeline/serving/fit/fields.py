@@ -12,34 +12,34 @@ _MOST = 1 << 24  # of any count in it, so that no sum here becomes absurd
 _LONGEST = 60  # of a value in a message
 
 
-def describe(value: object) -> str:
+def describe_value(value: object) -> str:
     """A value for a message: short, and without anything that a terminal would act on."""
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def count(table: Table, *keys: str) -> int:
+def count_field(table: Table, *keys: str) -> int:
     """The number under the first of several names that models have for it."""
     key = next((k for k in keys if table.get(k) is not None), keys[0])
     value = table.get(key)
     if value is None:
         raise ModelUnreadable(f"{key}: is missing")
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _MOST:
-        raise ModelUnreadable(f"{key}: {describe(value)} is not a count")
+        raise ModelUnreadable(f"{key}: {describe_value(value)} is not a count")
     return value
 
 
 def few(table: Table, *keys: str) -> int:
     """Like `count`, but the number may be missing or 0."""
     key = next((k for k in keys if table.get(k)), None)
-    return 0 if key is None else count(table, key)
+    return 0 if key is None else count_field(table, key)
 
 
-def flag(table: Table, key: str, *, default: bool = False) -> bool:
+def flag_field(table: Table, key: str, *, default: bool = False) -> bool:
     """True or false."""
     value = table.get(key, default)
     if not isinstance(value, bool):
-        raise ModelUnreadable(f"{key}: {describe(value)} is neither true nor false")
+        raise ModelUnreadable(f"{key}: {describe_value(value)} is neither true nor false")
     return value
 
 
@@ -59,7 +59,7 @@ def numbers(table: Table, key: str) -> list[int]:
     return value
 
 
-def table(outer: Table, key: str) -> Table:
+def table_field(outer: Table, key: str) -> Table:
     """A table inside a table; empty where the field is missing."""
     value = outer.get(key) or {}
     if not isinstance(value, Mapping):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline.core.errors import ModelUnreadable
-from pipeline.serving.fit.fields import describe
+from pipeline.serving.fit.fields import describe_value
 
 # Version 1 had 32-bit counts and no file of today has it (ggml/docs/gguf.md).
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
@@ -275,12 +275,14 @@ def gguf_parts(path: Path) -> list[Path]:
 def _model(name: str, metadata: dict[str, Any], tensors: list[GgufTensor]) -> GgufModel:
     family = metadata.get("general.architecture")
     if not isinstance(family, str) or len(family) > _LONGEST_NAME:
-        raise ModelUnreadable(f"{name}: general.architecture: {describe(family)} is not a name")
+        raise ModelUnreadable(
+            f"{name}: general.architecture: {describe_value(family)} is not a name"
+        )
 
     def number(key: str, default: int | None = None) -> int:
         value = metadata.get(f"{family}.{key}", default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
-            raise ModelUnreadable(f"{name}: {family}.{key}: {describe(value)} is not a count")
+            raise ModelUnreadable(f"{name}: {family}.{key}: {describe_value(value)} is not a count")
         return value
 
     embedding = next((t for t in tensors if t.name == "token_embd.weight"), None)

@@ -14,7 +14,16 @@ from collections.abc import Callable, Collection
 from typing import TypeAlias
 
 from pipeline.core.errors import ModelUnreadable
-from pipeline.serving.fit.fields import Table, count, describe, few, flag, names, numbers, table
+from pipeline.serving.fit.fields import (
+    Table,
+    count_field,
+    describe_value,
+    few,
+    flag_field,
+    names,
+    numbers,
+    table_field,
+)
 from pipeline.serving.fit.shape import Compressed, Gqa, Indexer, Linear, Mixer, Mla, Moe
 
 _FULL, _WINDOW, _LINEAR, _NONE = "full", "window", "linear", "none"
@@ -72,11 +81,11 @@ def layer_names(text: Table) -> list[str]:
     if listed := names(text, "layers_block_type") or names(text, "layer_types"):
         return listed
     if step := few(text, "sliding_window_pattern"):  # Gemma 3 (transformers: gemma3)
-        layers = range(count(text, "num_hidden_layers"))
+        layers = range(count_field(text, "num_hidden_layers"))
         return ["sliding_attention" if (i + 1) % step else "full_attention" for i in layers]
     if period := few(text, "attn_layer_period"):  # Jamba (transformers: jamba)
         offset = few(text, "attn_layer_offset")
-        layers = range(count(text, "num_hidden_layers"))
+        layers = range(count_field(text, "num_hidden_layers"))
         return ["attention" if i % period == offset else "mamba" for i in layers]
     return []
 
@@ -85,7 +94,7 @@ def layer_count(text: Table) -> int:
     """The number of layers; configs with a pattern may leave it out."""
     listed = layer_names(text)
     if not listed or "num_hidden_layers" in text:
-        return count(text, "num_hidden_layers")
+        return count_field(text, "num_hidden_layers")
     return len(listed)
 
 
@@ -95,8 +104,8 @@ def read_mixers(text: Table, bounds: list[str]) -> list[Mixer]:
         # a list, a text or a number above 1 of this name makes layers differ
         if _PATTERN.search(key) and text[key] not in (None, False, 0, 1, "", [], {}):
             bounds.append(
-                f"{describe(key)}: looks like a pattern of layers that is not understood; they are"
-                " counted as if it were not there."
+                f"{describe_value(key)}: looks like a pattern of layers that is not understood;"
+                " they are counted as if it were not there."
             )
     if compressed := _compressed(text):
         bounds.append(_PAGES)
@@ -107,8 +116,8 @@ def read_mixers(text: Table, bounds: list[str]) -> list[Mixer]:
         # layers with a window may have heads of their own (MiMo-V2, Step 3.5)
         swa = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
         own = {key: text.get(f"swa_{key}") for key in swa}
-        attention = _gqa(text, own | dict(table(text, "attention_other_setting")))
-        window = count(text, *_WINDOWS)
+        attention = _gqa(text, own | dict(table_field(text, "attention_other_setting")))
+        window = count_field(text, *_WINDOWS)
         mixers.append(Mixer(layers=layers, attention=attention, window=window))
     if layers := kinds[_LINEAR]:
         known = (reader for fields, reader in _LINEAR_KINDS if any(map(text.get, fields)))
@@ -127,11 +136,11 @@ def _kinds(text: Table, bounds: list[str]) -> list[str]:
             raise ModelUnreadable(f"layer_types: {len(listed)} are listed, of {layers} layers")
         for name in sorted(set(listed) - set(_KINDS)):
             bounds.append(
-                f"Layers of the kind {describe(name)} are not known: counted as attention that"
-                " keeps all tokens, which is the most they can need."
+                f"Layers of the kind {describe_value(name)} are not known: counted as attention"
+                " that keeps all tokens, which is the most they can need."
             )
         return [_KINDS.get(name, _FULL) for name in listed]
-    if own := table(text, "linear_attn_config"):
+    if own := table_field(text, "linear_attn_config"):
         linear = set(numbers(own, "kda_layers"))  # counted from 1
         return [_LINEAR if i + 1 in linear else _FULL for i in range(layers)]
     if pattern := numbers(text, "hybrid_layer_pattern"):  # MiMo-V2
@@ -141,7 +150,7 @@ def _kinds(text: Table, bounds: list[str]) -> list[str]:
     if text.get("linear_num_value_heads"):
         step = few(text, "full_attention_interval") or 4
         return [_LINEAR if (i + 1) % step else _FULL for i in range(layers)]
-    if flag(text, "use_sliding_window"):  # Qwen2
+    if flag_field(text, "use_sliding_window"):  # Qwen2
         first = few(text, "max_window_layers")
         return [_WINDOW if i >= first else _FULL for i in range(layers)]
     named = next((key for key in _WINDOWS if few(text, key)), "")
@@ -158,12 +167,12 @@ def _full(text: Table, layers: int, bounds: list[str]) -> list[Mixer]:
     attention: Mla | Gqa
     if text.get("kv_lora_rank") is not None:
         attention = Mla(
-            heads=count(text, "num_attention_heads"),
-            q_rank=0 if text.get("q_lora_rank") is None else count(text, "q_lora_rank"),
-            kv_rank=count(text, "kv_lora_rank"),
+            heads=count_field(text, "num_attention_heads"),
+            q_rank=0 if text.get("q_lora_rank") is None else count_field(text, "q_lora_rank"),
+            kv_rank=count_field(text, "kv_lora_rank"),
             rope=few(text, "qk_rope_head_dim"),
-            nope=count(text, "qk_nope_head_dim"),
-            value=count(text, "v_head_dim"),
+            nope=count_field(text, "qk_nope_head_dim"),
+            value=count_field(text, "v_head_dim"),
             gate=bool(text.get("mla_use_output_gate")),
         )
     else:
@@ -175,7 +184,9 @@ def _full(text: Table, layers: int, bounds: list[str]) -> list[Mixer]:
         attention = _gqa(text, own)
     if text.get("index_n_heads") is None:
         return [Mixer(layers=layers, attention=attention)]
-    indexer = Indexer(heads=count(text, "index_n_heads"), head=count(text, "index_head_dim"))
+    indexer = Indexer(
+        heads=count_field(text, "index_n_heads"), head=count_field(text, "index_head_dim")
+    )
     if few(text, "index_kpool") > 1:
         bounds.append("index_kpool: the indexer's cache is counted for every token, not for pools.")
     # some layers take the choice of the layer before them (GLM-5.2; transformers' glm_moe_dsa)
@@ -197,16 +208,18 @@ def _full(text: Table, layers: int, bounds: list[str]) -> list[Mixer]:
 def _gqa(text: Table, own: Table) -> Gqa:
     """Groups of heads; `own` has the numbers in which these layers differ from others."""
     text = {**text, **{key: value for key, value in own.items() if value is not None}}
-    heads, hidden = count(text, "num_attention_heads"), count(text, "hidden_size")
+    heads, hidden = count_field(text, "num_attention_heads"), count_field(text, "hidden_size")
     kv_heads = few(text, *_KV_HEADS) or heads
     if heads % kv_heads:
         raise ModelUnreadable(f"num_key_value_heads: {kv_heads} does not divide {heads} heads")
     if text.get("head_dim") is None and hidden % heads:
         raise ModelUnreadable(f"head_dim: is missing, and {heads} heads do not divide {hidden}")
-    head = count(text, "head_dim") if text.get("head_dim") is not None else hidden // heads
+    head = count_field(text, "head_dim") if text.get("head_dim") is not None else hidden // heads
     # Qwen3-Next and its successors have the gate always, and a field for it only since 3.5
-    gate = flag(text, "attn_output_gate", default=text.get("linear_num_value_heads") is not None)
-    value, bias = few(text, "v_head_dim") or head, flag(text, "attention_bias")
+    gate = flag_field(
+        text, "attn_output_gate", default=text.get("linear_num_value_heads") is not None
+    )
+    value, bias = few(text, "v_head_dim") or head, flag_field(text, "attention_bias")
     return Gqa(heads=heads, kv_heads=kv_heads, head=head, value=value, bias=bias, gate=gate)
 
 
@@ -227,13 +240,16 @@ def _known_by(*fields: str) -> Callable[[Reader], Reader]:
 @_known_by("linear_num_value_heads")
 def _delta_net(text: Table) -> Linear:
     """Gated delta nets of Qwen3-Next and Qwen3.5 (transformers: qwen3_next)."""
-    hidden, kernel = count(text, "hidden_size"), count(text, "linear_conv_kernel_dim")
-    heads, value = count(text, "linear_num_value_heads"), count(text, "linear_value_head_dim")
-    key_width = count(text, "linear_num_key_heads") * count(text, "linear_key_head_dim")
+    hidden, kernel = count_field(text, "hidden_size"), count_field(text, "linear_conv_kernel_dim")
+    heads, value = (
+        count_field(text, "linear_num_value_heads"),
+        count_field(text, "linear_value_head_dim"),
+    )
+    key_width = count_field(text, "linear_num_key_heads") * count_field(text, "linear_key_head_dim")
     values, mixed = heads * value, 2 * key_width + heads * value
     into = hidden * (mixed + values + 2 * heads)  # with the gate z, and b and a of every head
     divided = into + values * hidden + mixed * kernel + 2 * heads
-    state = heads * count(text, "linear_key_head_dim") * value
+    state = heads * count_field(text, "linear_key_head_dim") * value
     conv = mixed * (kernel - 1)
     return Linear(heads=heads, divided=divided, whole=value, state=state, conv=conv)
 
@@ -241,11 +257,14 @@ def _delta_net(text: Table) -> Linear:
 @_known_by("mamba_num_heads", "mamba_n_heads")
 def _mamba(text: Table) -> Linear:
     """Mamba-2 of Nemotron-H and Granite 4 (transformers: nemotron_h, granitemoehybrid)."""
-    hidden, kernel = count(text, "hidden_size"), count(text, "conv_kernel", "mamba_d_conv")
-    heads = count(text, "mamba_num_heads", "mamba_n_heads")
-    state = count(text, "ssm_state_size", "mamba_d_state")
-    inner = heads * count(text, "mamba_head_dim", "mamba_d_head")
-    mixed = inner + 2 * count(text, "n_groups", "mamba_n_groups") * state
+    hidden, kernel = (
+        count_field(text, "hidden_size"),
+        count_field(text, "conv_kernel", "mamba_d_conv"),
+    )
+    heads = count_field(text, "mamba_num_heads", "mamba_n_heads")
+    state = count_field(text, "ssm_state_size", "mamba_d_state")
+    inner = heads * count_field(text, "mamba_head_dim", "mamba_d_head")
+    mixed = inner + 2 * count_field(text, "n_groups", "mamba_n_groups") * state
     into = hidden * (inner + mixed + heads)
     divided = into + inner * hidden + mixed * (kernel + 1) + 3 * heads + inner
     conv = mixed * (kernel - 1)
@@ -255,10 +274,10 @@ def _mamba(text: Table) -> Linear:
 @_known_by("mamba_dt_rank")
 def _mamba_1(text: Table) -> Linear:
     """The first Mamba, of Jamba, with norms of its own (transformers: jamba)."""
-    hidden, kernel = count(text, "hidden_size"), count(text, "mamba_d_conv")
-    state, rank = count(text, "mamba_d_state"), count(text, "mamba_dt_rank")
-    inner = count(text, "mamba_expand") * hidden
-    bias = inner if flag(text, "mamba_conv_bias") else 0
+    hidden, kernel = count_field(text, "hidden_size"), count_field(text, "mamba_d_conv")
+    state, rank = count_field(text, "mamba_d_state"), count_field(text, "mamba_dt_rank")
+    inner = count_field(text, "mamba_expand") * hidden
+    bias = inner if flag_field(text, "mamba_conv_bias") else 0
     # into both halves, the convolution, what depends on the input, its step, A and D, and out
     divided = 2 * hidden * inner + inner * kernel + bias + inner * (rank + 2 * state)
     divided += rank * inner + inner + inner * state + inner + inner * hidden
@@ -269,7 +288,7 @@ def _mamba_1(text: Table) -> Linear:
 @_known_by("conv_L_cache")
 def _convolution(text: Table) -> Linear:
     """A gated convolution over a few tokens (transformers: lfm2)."""
-    hidden, kernel = count(text, "hidden_size"), count(text, "conv_L_cache")
+    hidden, kernel = count_field(text, "hidden_size"), count_field(text, "conv_L_cache")
     divided, conv = 4 * hidden * hidden + hidden * kernel, hidden * (kernel - 1)
     return Linear(heads=hidden, divided=divided, whole=0, state=0, conv=conv)
 
@@ -277,11 +296,11 @@ def _convolution(text: Table) -> Linear:
 @_known_by("linear_attn_config", "linear_num_heads")
 def _kda(text: Table) -> Linear:
     """Kimi delta attention (vLLM: models/kimi_k3/nvidia/kda.py; transformers: kimi_linear)."""
-    own, hidden = table(text, "linear_attn_config"), count(text, "hidden_size")
+    own, hidden = table_field(text, "linear_attn_config"), count_field(text, "hidden_size")
     both = {**text, **own}
-    heads = count(both, "num_heads", "linear_num_heads")
-    head = count(both, "head_dim" if own else "linear_head_dim")
-    kernel = count(both, "short_conv_kernel_size", "linear_conv_kernel_dim")
+    heads = count_field(both, "num_heads", "linear_num_heads")
+    head = count_field(both, "head_dim" if own else "linear_head_dim")
+    kernel = count_field(both, "short_conv_kernel_size", "linear_conv_kernel_dim")
     wide, whole_gate = heads * head, bool(own.get("use_full_rank_gate"))
     # queries, keys, values and output; the second step of the decay; b of every head
     divided = 4 * hidden * wide + head * wide + hidden * heads + 3 * wide * kernel + 2 * wide
@@ -296,25 +315,25 @@ def _compressed(text: Table) -> list[Mixer]:
     """DeepSeek V4: every layer has a window, most have runs of 4 or 128 tokens besides."""
     # how many tokens are a run, in each layer; a checkpoint may list them for MTP layers too
     if ratios := numbers(text, "compress_ratios"):
-        ratios = ratios[: count(text, "num_hidden_layers")]
+        ratios = ratios[: count_field(text, "num_hidden_layers")]
     else:
-        kinds, given = names(text, "layer_types"), table(text, "compress_rates")
-        rates = _RATIOS | {kind: count(given, kind) for kind in _RATIOS if kind in given}
+        kinds, given = names(text, "layer_types"), table_field(text, "compress_rates")
+        rates = _RATIOS | {kind: count_field(given, kind) for kind in _RATIOS if kind in given}
         ratios = [rates.get(kind, 0) for kind in kinds] if set(kinds) & set(_RATIOS) else []
     groups = []
     for ratio, layers in sorted(Counter(ratios).items()):
         indexes = ratio == 4  # runs of 128 are few enough to be looked at whole
         attention = Compressed(
-            heads=count(text, "num_attention_heads"),
-            head=count(text, "head_dim"),
-            q_rank=count(text, "q_lora_rank"),
-            groups=count(text, "o_groups"),
-            o_rank=count(text, "o_lora_rank"),
+            heads=count_field(text, "num_attention_heads"),
+            head=count_field(text, "head_dim"),
+            q_rank=count_field(text, "q_lora_rank"),
+            groups=count_field(text, "o_groups"),
+            o_rank=count_field(text, "o_lora_rank"),
             ratio=ratio,
-            index_heads=count(text, "index_n_heads") if indexes else 0,
-            index_head=count(text, "index_head_dim") if indexes else 0,
+            index_heads=count_field(text, "index_n_heads") if indexes else 0,
+            index_head=count_field(text, "index_head_dim") if indexes else 0,
         )
-        window = count(text, "sliding_window")
+        window = count_field(text, "sliding_window")
         groups.append(Mixer(layers=layers, attention=attention, window=window))
     return groups
 
@@ -333,21 +352,21 @@ def read_feed_forward(text: Table, bounds: list[str]) -> tuple[int, Moe | None]:
     if not sparse or len(kinds) != layers:
         raise ModelUnreadable(f"{sparse} of {len(kinds)} layers have experts, of {layers} in all")
     # some models have no width but that of their experts under this name (MiniMax-M2, gpt-oss)
-    width = count(text, "moe_intermediate_size", "intermediate_size")
+    width = count_field(text, "moe_intermediate_size", "intermediate_size")
     shared = next((text[key] for key in _SHARED if key in text), None) or 0
     if not isinstance(shared, int) or shared < 0:
-        value = describe(shared)
+        value = describe_value(shared)
         raise ModelUnreadable(f"n_shared_experts: {value} is not a number of shared experts")
     # Llama 4 has one always, and no field for it
     if "interleave_moe_layer_step" in text and not shared:
         shared = 1
     latent = few(text, "moe_latent_size", "routed_expert_hidden_size")
     moe = Moe(
-        experts=count(text, *_EXPERTS),
-        active=count(text, *_ACTIVE),
+        experts=count_field(text, *_EXPERTS),
+        active=count_field(text, *_ACTIVE),
         width=width,
         layers=sparse,
-        hidden=latent or count(text, "hidden_size"),
+        hidden=latent or count_field(text, "hidden_size"),
         shared_width=few(text, *_SHARED_WIDTH) * max(1, shared) or shared * width,
         # gpt-oss: no field says so, its experts are known by their clamp and a bias in attention
         bias=bool(text.get("swiglu_limit") and text.get("attention_bias")),
@@ -359,7 +378,7 @@ def read_feed_forward(text: Table, bounds: list[str]) -> tuple[int, Moe | None]:
             "num_hash_layers: the tables of hashed experts are not counted; they are small."
         )
     # Grok-2 and Gemma 4 have a dense part beside the experts, in every layer
-    has_both = flag(text, "residual_moe") or flag(text, "enable_moe_block")
+    has_both = flag_field(text, "residual_moe") or flag_field(text, "enable_moe_block")
     return layers if has_both else kinds.count("mlp"), moe
 
 

@@ -60,7 +60,7 @@ def _allocated(n_bytes: int) -> int:
     return share(n_bytes, step) * step
 
 
-def parts_of(model: shape.Architecture, engine: str = "", tp: int = 1) -> list[TensorGroup]:
+def tensor_parts(model: shape.Architecture, engine: str = "", tp: int = 1) -> list[TensorGroup]:
     """All tensors of a model, and those that an engine adds when it loads them on so many cards."""
     base = model.precision.base
     rows = share(model.vocabulary, _VOCABULARY_ROUND) * _VOCABULARY_ROUND

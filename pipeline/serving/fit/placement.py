@@ -52,7 +52,7 @@ class TensorRule:
 
 
 @dataclass(frozen=True)
-class Machine:
+class FitMachine:
     """Equal cards and a host, and how much of them stays free."""
 
     cards: int
@@ -81,7 +81,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Load:
+class CardLoad:
     """What one card has to hold."""
 
     device: str
@@ -99,12 +99,12 @@ class Layout:
     """Rules, and what they come to."""
 
     rules: list[TensorRule]
-    loads: list[Load]
+    loads: list[CardLoad]
     host_bytes: int
     expert_layers: int  # how many have their experts on a card
 
 
-def read_overrides(texts: Iterable[str], devices: Iterable[str]) -> list[TensorRule]:
+def read_placement_overrides(texts: Iterable[str], devices: Iterable[str]) -> list[TensorRule]:
     """Rules as a user gives them, several in one with commas."""
     known = [*devices, CPU]
     rules: list[TensorRule] = []
@@ -215,7 +215,9 @@ def _buffer_bytes(model: GgufModel, batch: Batch, *, last: bool, host_experts: i
     return always + max(attention, experts + copied, logits)
 
 
-def _loads(model: GgufModel, machine: Machine, batch: Batch, rules: list[TensorRule]) -> list[Load]:
+def _loads(
+    model: GgufModel, machine: FitMachine, batch: Batch, rules: list[TensorRule]
+) -> list[CardLoad]:
     """What rules come to on every card, from the table of tensors; the host comes last."""
     devices = machine.devices
     # by what the rules do, and not by what was meant
@@ -233,16 +235,16 @@ def _loads(model: GgufModel, machine: Machine, batch: Batch, rules: list[TensorR
         last = device == devices[-1]
         buffers = _buffer_bytes(model, batch, last=last, host_experts=staged) + CONTEXT_BYTES
         cache = _kv_bytes(kv[device], batch.kv) * context
-        loads.append(Load(device, sums[device], cache, buffers))
-    return [*loads, Load(CPU, sums[CPU], 0, 0)]
+        loads.append(CardLoad(device, sums[device], cache, buffers))
+    return [*loads, CardLoad(CPU, sums[CPU], 0, 0)]
 
 
-def place(model: GgufModel, machine: Machine, batch: Batch) -> Layout:
+def place(model: GgufModel, machine: FitMachine, batch: Batch) -> Layout:
     """As many layers of experts on the cards as fit beside everything else."""
     experts, devices = expert_bytes(model.tensors), machine.devices
     # a dense model has nothing to place: the engine puts each layer on its card
     if not experts:
-        return checked(model, machine, batch, [])
+        return checked_layout(model, machine, batch, [])
     rules: list[TensorRule] = []
     chosen = 0
     # first with all experts on the host: the rest of each card is room for experts
@@ -269,10 +271,12 @@ def place(model: GgufModel, machine: Machine, batch: Batch) -> Layout:
     # without a rule for the rest the engine would put it on the card of its layer
     if chosen < len(experts):
         rules.append(TensorRule("exps", CPU))
-    return checked(model, machine, batch, rules)
+    return checked_layout(model, machine, batch, rules)
 
 
-def checked(model: GgufModel, machine: Machine, batch: Batch, rules: list[TensorRule]) -> Layout:
+def checked_layout(
+    model: GgufModel, machine: FitMachine, batch: Batch, rules: list[TensorRule]
+) -> Layout:
     """A layout with the sums that its rules really give."""
     *loads, host = _loads(model, machine, batch, rules)
 
@@ -285,7 +289,7 @@ def checked(model: GgufModel, machine: Machine, batch: Batch, rules: list[Tensor
     return Layout(rules, loads, host.n_bytes, len(experts) - len(waiting))
 
 
-def shortage(layout: Layout, machine: Machine) -> str:
+def shortage(layout: Layout, machine: FitMachine) -> str:
     """The first device that is short, as a message; empty where all have room."""
     for load in layout.loads:
         short = load.n_bytes - machine.usable_bytes
@@ -317,7 +321,7 @@ def launch_lines(model: GgufModel, batch: Batch, layout: Layout) -> list[str]:
     ]
 
 
-def layout_rows(layout: Layout, machine: Machine) -> list[list[str]]:
+def layout_rows(layout: Layout, machine: FitMachine) -> list[list[str]]:
     """One line for each card, and one for the host."""
     rows = [
         [
@@ -362,7 +366,9 @@ def layout_notes(model: GgufModel, batch: Batch, layout: Layout) -> list[str]:
     return notes
 
 
-def layout_json(model: GgufModel, batch: Batch, layout: Layout, machine: Machine) -> dict[str, Any]:
+def layout_json(
+    model: GgufModel, batch: Batch, layout: Layout, machine: FitMachine
+) -> dict[str, Any]:
     """The same for programs."""
     return {
         "engine": "ik_llama",

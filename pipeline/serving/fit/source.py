@@ -20,10 +20,10 @@ from pipeline.core.errors import (
     did_you_mean,
 )
 from pipeline.images.spec.checkout import Checkout
-from pipeline.serving.fit.config import CONFIG_FILE, QUANT_FILE, parse_config, read_config
+from pipeline.serving.fit.config import CONFIG_FILE, QUANT_FILE, parse_config, read_model_config
 from pipeline.serving.fit.facts import fact_of, from_recipe, recipe_of, shipped_repositories
 from pipeline.serving.fit.gguf import GgufModel, gguf_parts, read_gguf
-from pipeline.serving.fit.parts import parts_of
+from pipeline.serving.fit.parts import tensor_parts
 from pipeline.serving.fit.shape import Architecture
 from pipeline.serving.fit.units import gib
 from pipeline.weights import model as weights
@@ -44,7 +44,7 @@ _LEAST_CHARS = 4  # of a part that is looked for inside of names: `a3b` is in ma
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A model, where its numbers come from, and what it takes on a disk."""
 
     name: str
@@ -69,7 +69,7 @@ AskHub: TypeAlias = Callable[[str, str], HubModel]  # of a repository at a revis
 
 def find_source(
     text: str, checkout: Callable[[], Checkout], ask_hub: AskHub | None = None
-) -> Source:
+) -> ModelSource:
     """Reads a path that exists, else a repository of the Hub, else the name of a spec."""
     # as a path it would be the current folder
     if not text.strip():
@@ -81,7 +81,7 @@ def find_source(
         return _from_folder(path)
     if ask_hub is not None and weights.is_reference(text):
         try:
-            named = weights.spec_of(text)
+            named = weights.weights_spec(text)
         except SpecInvalid:  # a path that does not exist, or a mistake that is reported as one
             if "://" in text:
                 raise
@@ -93,7 +93,7 @@ def find_source(
     try:
         root = checkout()
     except NoCheckout as error:  # models of the Hub need none
-        near = did_you_mean(nearest(text, shipped_repositories()))
+        near = did_you_mean(nearest_models(text, shipped_repositories()))
         raise NoCheckout(
             f"{text}: is no file or folder, and there is no checkout here that has specs",
             f"{near}Models of the Hub are named ORG/MODEL and need no checkout. {error.hint}",
@@ -101,17 +101,17 @@ def find_source(
     return _from_spec(root, text, ask_hub)
 
 
-def _from_file(path: Path) -> Source:
+def _from_file(path: Path) -> ModelSource:
     if path.suffix == ".gguf":
         size = sum(part.stat().st_size for part in gguf_parts(path))
-        return Source(path.name, read_gguf(path), "the head of its GGUF files", size, False)
+        return ModelSource(path.name, read_gguf(path), "the head of its GGUF files", size, False)
     if path.suffix == ".json":
         return _from_config(path)
     raise ModelUnreadable(f"{path}: is neither a config.json nor a .gguf file", _TAKES)
 
 
-def _from_config(path: Path) -> Source:
-    model = read_config(path)
+def _from_config(path: Path) -> ModelSource:
+    model = read_model_config(path)
     files = path.parent.glob("*.safetensors")
     shards = [file.stat().st_size for file in files if _SHARD.fullmatch(file.name)]
     # config.json alone is enough: people judge a model before they fetch it
@@ -119,10 +119,10 @@ def _from_config(path: Path) -> Source:
     # a model in a Hub cache is known by its repository, not by its commit
     cached = in_hub_cache(path.parent)
     name = cached.repository if cached else path.parent.name or path.name
-    return Source(name, _beside_files(model, size), f"{path.name}", size, not shards)
+    return ModelSource(name, _beside_files(model, size), f"{path.name}", size, not shards)
 
 
-def _from_folder(folder: Path) -> Source:
+def _from_folder(folder: Path) -> ModelSource:
     if (folder / CONFIG_FILE).is_file():
         return _from_config(folder / CONFIG_FILE)
     ggufs = sorted([*folder.glob("*.gguf"), *folder.glob("*/*.gguf")])
@@ -149,7 +149,7 @@ def _from_folder(folder: Path) -> Source:
     return _from_folder(snapshots[0])
 
 
-def _from_reference(repository: str, revision: str, ask_hub: AskHub) -> Source:
+def _from_reference(repository: str, revision: str, ask_hub: AskHub) -> ModelSource:
     """A repository's config.json, and the size of its files as the Hub lists them."""
     try:
         hub = ask_hub(repository, revision)
@@ -169,21 +169,21 @@ def _from_reference(repository: str, revision: str, ask_hub: AskHub) -> Source:
     shards = [pin.size_bytes for name, pin in pins.items() if _SHARD.fullmatch(name)]
     origin = f"config.json of {hub.repository} at {hub.commit[:12]}"
     size = sum(shards) or _file_bytes(model)
-    return Source(hub.repository, _beside_files(model, size), origin, size, not shards)
+    return ModelSource(hub.repository, _beside_files(model, size), origin, size, not shards)
 
 
-def _from_shipped(repository: str, error: OfflineMiss | SourceUnreachable) -> Source:
+def _from_shipped(repository: str, error: OfflineMiss | SourceUnreachable) -> ModelSource:
     """The shipped facts about a repository whose Hub did not answer; else what to do without it."""
     if (known := fact_of(repository)) is not None:
         model = known.architecture()
         origin = f"shipped facts about {repository}; the Hub was not reached"
-        return Source(repository, model, origin, _file_bytes(model), True)
-    cached = user_cache() / cache_name(weights.spec_of(repository))
+        return ModelSource(repository, model, origin, _file_bytes(model), True)
+    cached = user_cache() / cache_name(weights.weights_spec(repository))
     if snapshots_in(cached):
         instead = f"Without the Hub, name its folder in your cache: {cached}."
     else:
         shipped = shipped_repositories()
-        near = ", ".join(nearest(repository, shipped))
+        near = ", ".join(nearest_models(repository, shipped))
         about = f", the nearest {near}" if near else ""
         instead = (
             "Without the Hub, name a folder with the model's config.json (`sm120 weights fit"
@@ -193,10 +193,12 @@ def _from_shipped(repository: str, error: OfflineMiss | SourceUnreachable) -> So
     raise type(error)(str(error), f"{error.hint} {instead}") from error
 
 
-def _from_spec(checkout: Checkout, name: str, ask_hub: AskHub | None) -> Source:
+def _from_spec(checkout: Checkout, name: str, ask_hub: AskHub | None) -> ModelSource:
     spec = named_spec(checkout, name)
     lock = (
-        weights.current_lock(checkout, name) if weights.lock_path(checkout, name).exists() else None
+        weights.current_weights_lock(checkout, name)
+        if weights.lock_path(checkout, name).exists()
+        else None
     )
     model: Architecture | GgufModel | None = None
     if spec.format == "gguf":
@@ -214,9 +216,9 @@ def _from_spec(checkout: Checkout, name: str, ask_hub: AskHub | None) -> Source:
         )
     origin = f"shipped facts about {spec.repository}, not the weights themselves"
     if lock is not None:
-        return Source(name, model, origin, lock.size_bytes, False)
+        return ModelSource(name, model, origin, lock.size_bytes, False)
     size = model.n_bytes if isinstance(model, GgufModel) else _file_bytes(model)
-    return Source(name, model, origin, size, True)
+    return ModelSource(name, model, origin, size, True)
 
 
 def _beside_files(model: Architecture, size: int) -> Architecture:
@@ -236,7 +238,7 @@ def _beside_files(model: Architecture, size: int) -> Architecture:
 
 
 def _file_bytes(model: Architecture) -> int:
-    return sum(part.file_bytes() for part in parts_of(model))
+    return sum(part.file_bytes() for part in tensor_parts(model))
 
 
 def named_spec(checkout: Checkout, name: str) -> weights.WeightsSpec:
@@ -244,11 +246,11 @@ def named_spec(checkout: Checkout, name: str) -> weights.WeightsSpec:
     try:
         return weights.read_spec(checkout, name)
     except WeightsUnknown as error:
-        near = nearest(name, [*weights.spec_names(checkout), *shipped_repositories()])
+        near = nearest_models(name, [*weights.spec_names(checkout), *shipped_repositories()])
         raise WeightsUnknown(str(error), f"{did_you_mean(near)}{error.hint}") from error
 
 
-def nearest(text: str, known: Iterable[str]) -> list[str]:
+def nearest_models(text: str, known: Iterable[str]) -> list[str]:
     """The known models that look most like what was typed, the nearest first."""
     # without the organisation, which people leave out, and in any letter case
     by_model: dict[str, list[str]] = {}

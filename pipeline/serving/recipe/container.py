@@ -85,7 +85,7 @@ def container_name(recipe: str) -> str:
     return "sm120-" + re.sub(r"[.+]", "-", recipe)
 
 
-class Target(Frozen):
+class LaunchTarget(Frozen):
     """Where a launch is to run."""
 
     image: str = ""  # as the container engine finds it: by digest, or a local name
@@ -103,7 +103,7 @@ class Target(Frozen):
         return "@" not in self.image
 
 
-def require_plain(launch: Launch, target: Target) -> None:
+def require_plain_text(launch: Launch, target: LaunchTarget) -> None:
     """Refuses what some format cannot hold: line ends, control characters, what is no text."""
     texts = [target.image, launch.model, *launch.arguments]
     texts += [*launch.environment, *launch.environment.values(), *launch.container.capabilities]
@@ -133,7 +133,7 @@ def require_count(launch: Launch, gpus: list[Gpu]) -> None:
         )
 
 
-def contained(launch: Launch, target: Target) -> ContainerArguments:
+def contained(launch: Launch, target: LaunchTarget) -> ContainerArguments:
     """The container that `sm120 serve` would start, with what its document has otherwise."""
     if launch.cards and target.gpus is not None:
         require_count(launch, target.gpus)

@@ -47,7 +47,7 @@ Override: TypeAlias = Literal[
 ]
 
 
-class Source(Frozen):
+class RecipeSource(Frozen):
     """Who says so: a document, a report of users, an engine's own files, or this project."""
 
     kind: Literal["document", "report", "engine", "ours"]
@@ -56,7 +56,7 @@ class Source(Frozen):
     why: Line | None = None
 
     @model_validator(mode="after")
-    def _has_what_its_kind_needs(self) -> Source:
+    def _has_what_its_kind_needs(self) -> RecipeSource:
         if self.kind == "report" and self.link is None:
             raise ValueError("a report needs its `link`")
         if self.kind == "ours" and self.why is None:
@@ -64,7 +64,7 @@ class Source(Frozen):
         return self
 
 
-class Card(Frozen):
+class RecipeCard(Frozen):
     """The machine that a recipe is written for."""
 
     cards: Annotated[int, Field(ge=0, le=64)]
@@ -80,7 +80,7 @@ class Card(Frozen):
     processor: Literal["amd-zen-5"] | None = Field(default=None, exclude_if=lambda v: v is None)
 
     @model_validator(mode="after")
-    def _names_its_cards(self) -> Card:
+    def _names_its_cards(self) -> RecipeCard:
         if bool(self.cards) != (self.card is not None):
             raise ValueError("`card` names the cards, where there are some")
         return self
@@ -118,7 +118,7 @@ class Speculation(Frozen):
     source: Name
 
 
-class Change(Frozen):
+class CommandChange(Frozen):
     """Where a recipe leaves its document, and why: words of the two commands, or `nothing`."""
 
     document: Line
@@ -180,10 +180,10 @@ class _Recipe(Frozen):
     name: Name
     summary: Line
     backing: Backing
-    sources: Annotated[dict[Name, Source], Field(min_length=1)]
+    sources: Annotated[dict[Name, RecipeSource], Field(min_length=1)]
     image: Name | None = None  # none: the engine of this machine, without a container
     model: ModelSpec
-    hardware: Card
+    hardware: RecipeCard
     # both by the source that names them
     flags: Mapping[Name, Flags] = {}
     environment: dict[Name, dict[Variable, Setting]] = {}
@@ -194,7 +194,7 @@ class _Recipe(Frozen):
     speculation: Speculation | None = None
     # the variables that take the place of a field, as the documents' scripts have them
     overrides: list[Override] = []
-    changes: list[Change] = []
+    changes: list[CommandChange] = []
     contrary: list[ContraryReport] = Field(default=[], exclude_if=lambda value: not value)
     # patches of the image, by file, without which the engine dies with these flags
     needs_patches: list[RelativePath] = Field(default=[], exclude_if=lambda value: not value)

@@ -11,9 +11,15 @@ from pipeline import __version__
 from pipeline.core.errors import UnknownReference
 from pipeline.core.yaml_file import read_yaml
 from pipeline.serving.bench.place import RUN_FILE
-from pipeline.serving.report.findings import find
+from pipeline.serving.report.findings import find_report_findings
 from pipeline.serving.report.from_run import INPUTS, with_user_speed
-from pipeline.serving.report.model import AttemptRow, EvidenceLink, Reference, ReportData, RunData
+from pipeline.serving.report.model import (
+    AttemptRow,
+    EvidenceLink,
+    PublishedReference,
+    ReportData,
+    RunData,
+)
 from pipeline.serving.serve.attempts import Attempt
 
 TOOL = f"sm120-pipeline {__version__}"
@@ -22,13 +28,13 @@ _GOOD = ("serving", "stopped", "passed")
 
 
 @cache
-def all_references() -> tuple[Reference, ...]:
+def all_references() -> tuple[PublishedReference, ...]:
     """All of them by name, with what follows from their tables and what a document cannot show."""
     why = "the document names no digest of it"
     evidence = [EvidenceLink(name=name, state="unknown", message=why) for name in INPUTS]
     references = []
     for path in sorted(Path(__file__).with_name("references").glob("*.yaml")):
-        reference, series = read_yaml(path, Reference), []
+        reference, series = read_yaml(path, PublishedReference), []
         for each in reference.series:
             cells = [
                 cell.model_copy(update={"numbers": with_user_speed(cell.numbers)})
@@ -40,7 +46,7 @@ def all_references() -> tuple[Reference, ...]:
     return tuple(references)
 
 
-def named_reference(name: str) -> Reference:
+def named_reference(name: str) -> PublishedReference:
     """One of them."""
     for reference in all_references():
         if reference.name == name:
@@ -48,7 +54,7 @@ def named_reference(name: str) -> Reference:
     raise UnknownReference(f"there are no reference tables named {name}")
 
 
-def fitting(runs: Sequence[RunData]) -> list[Reference]:
+def fitting(runs: Sequence[RunData]) -> list[PublishedReference]:
     """Those that a run can be drawn beside: a series of theirs has a recipe or lengths of a run's.
 
     Tokens a second of another workload say nothing about this one.
@@ -65,7 +71,7 @@ def fitting(runs: Sequence[RunData]) -> list[Reference]:
 
 def report_data(
     runs: Sequence[RunData],
-    references: Sequence[Reference],
+    references: Sequence[PublishedReference],
     attempts: Sequence[Attempt],
     *,
     made: str,
@@ -112,7 +118,7 @@ def report_data(
         references=list(references),
         attempts=rows,
     )
-    return data.model_copy(update={"findings": find(data)})
+    return data.model_copy(update={"findings": find_report_findings(data)})
 
 
 def place_of(run: RunData) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.serving.report.markup import Column, Markup, element, join, table, tag
-from pipeline.serving.report.model import Cell, Series, shown
+from pipeline.serving.report.markup import Column, Markup, element, html_table, join, tag
+from pipeline.serving.report.model import ReportCell, Series, shown_value
 
 
 class Metric(NamedTuple):
@@ -17,7 +17,7 @@ class Metric(NamedTuple):
     has_interval: bool = False
 
 
-class Load(NamedTuple):
+class ReportLoad(NamedTuple):
     """How much was asked of a server at a time: the first column of tables, the axis of charts."""
 
     field: str
@@ -25,20 +25,20 @@ class Load(NamedTuple):
     axis: str
     point: str  # the words after one value
 
-    def of(self, cell: Cell) -> float | None:
+    def of(self, cell: ReportCell) -> float | None:
         """How much it was in a cell."""
         value: float | None = getattr(cell, self.field)
         return value
 
-    def text(self, cell: Cell) -> str:
+    def text(self, cell: ReportCell) -> str:
         """The same for people."""
         value = self.of(cell)
-        return shown(value, 0 if (value or 0) == int(value or 0) else 2)
+        return shown_value(value, 0 if (value or 0) == int(value or 0) else 2)
 
 
 # A rate may have a bound of streams as well: it is asked for first.
-_CONCURRENCY = Load("concurrency", "Concurrency", "Concurrent requests", "at once")
-_RATE = Load("rate_per_s", "Requests/s sent", "Requests per second, as sent", "requests/s")
+_CONCURRENCY = ReportLoad("concurrency", "Concurrency", "Concurrent requests", "at once")
+_RATE = ReportLoad("rate_per_s", "Requests/s sent", "Requests per second, as sent", "requests/s")
 # In the order of the columns; a document or a run has only some of them.
 THROUGHPUT = (
     Metric("output_tok_s", "Output tok/s", has_interval=True),
@@ -91,7 +91,7 @@ def series_tables(series: Series, *, is_exact: bool) -> Markup:
             [text, *(_value(cell, *place) for place in places)]
             for text, cell in zip(heads, series.cells, strict=True)
         ]
-        tables.append(table(title, columns, rows, styles))
+        tables.append(html_table(title, columns, rows, styles))
     # cells that are void, or to be taken with care
     doubtful = []
     for text, cell in zip(heads, series.cells, strict=True):
@@ -104,7 +104,7 @@ def series_tables(series: Series, *, is_exact: bool) -> Markup:
             doubtful.append([text, tag(cell.state, kind), join(*notes)])
     if doubtful:
         columns = [head, Column("State"), Column("Marks", is_wide=True)]
-        tables.append(table(f"{series.name}: to be taken with care", columns, doubtful))
+        tables.append(html_table(f"{series.name}: to be taken with care", columns, doubtful))
     return join(*tables)
 
 
@@ -121,25 +121,25 @@ def known_metrics(series: Series, metrics: Sequence[Metric] = METRICS) -> list[M
     return [metric for metric in metrics if metric.name in known]
 
 
-def _value(cell: Cell, metric: Metric, decimals: int) -> Markup | str:
+def _value(cell: ReportCell, metric: Metric, decimals: int) -> Markup | str:
     measure = cell.numbers.get(metric.name)
     if measure is None or _is_no_peak(cell, metric.name):
         return "–"
-    mean = shown(measure.mean, decimals)
+    mean = shown_value(measure.mean, decimals)
     if not metric.has_interval or measure.low is None or measure.high is None:
         return mean
     # none of these numbers can be below zero, whatever an interval by Student's t says
-    low, high = shown(max(0.0, measure.low), decimals), shown(measure.high, decimals)
+    low, high = shown_value(max(0.0, measure.low), decimals), shown_value(measure.high, decimals)
     return join(mean, element("br"), element("span", low, "–", high, class_="ci"))
 
 
-def _is_no_peak(cell: Cell, name: str) -> bool:
+def _is_no_peak(cell: ReportCell, name: str) -> bool:
     """Of a trial shorter than a second, a second's tokens are fewer than its mean: no peak."""
     is_peak = name == "peak_output_tok_s"
     return is_peak and (cell.mean(name) or 0.0) < (cell.mean("output_tok_s") or 0.0)
 
 
-def load_of(series: Series) -> Load | None:
+def load_of(series: Series) -> ReportLoad | None:
     """By what its cells differ; none where they are configurations with names."""
     # equal loads are repeats under other settings, which an axis cannot tell apart
     for load in (_RATE, _CONCURRENCY):

@@ -39,7 +39,7 @@ _MANY_DECADES = 2.5
 _INSET, _LEAST_GAP = 8, 38
 
 
-class Scale(NamedTuple):
+class ChartScale(NamedTuple):
     """Values between `low` and `high`, on paper from `start` to `end`."""
 
     low: float
@@ -57,7 +57,7 @@ class Scale(NamedTuple):
         return self.start + (place - low) / (high - low) * (self.end - self.start)
 
 
-def scale(kind: Kind, values: Iterable[float], start: float, end: float) -> Scale:
+def scale(kind: Kind, values: Iterable[float], start: float, end: float) -> ChartScale:
     """An axis that has room for all values; below zero nothing is measured."""
     if kind == "linear":
         # from zero to a round number above the largest value
@@ -68,7 +68,7 @@ def scale(kind: Kind, values: Iterable[float], start: float, end: float) -> Scal
         # 1.1 / 0.1 is a little more than 11
         steps = max(1, math.ceil(round(largest / step, 9)))
         ticks = tuple(round(i * step, 12) for i in range(steps + 1))
-        return Scale(0.0, ticks[-1], start, end, ticks)
+        return ChartScale(0.0, ticks[-1], start, end, ticks)
     known = sorted({value for value in values if value > 0}) or [1.0]
     low, high = known[0], known[-1]
     if low == high or (kind == "log" and high / low < 2):
@@ -81,8 +81,8 @@ def scale(kind: Kind, values: Iterable[float], start: float, end: float) -> Scal
         below = max((t for t in all_ticks if t <= low), default=low)
         above = min((t for t in all_ticks if t >= high), default=high)
         ticks = tuple(t for t in all_ticks if below <= t <= above)
-        return Scale(below, above, start, end, ticks, is_log=True)
-    whole = Scale(low, high, start + _INSET, end - _INSET, is_log=True)
+        return ChartScale(below, above, start, end, ticks, is_log=True)
+    whole = ChartScale(low, high, start + _INSET, end - _INSET, is_log=True)
     # from the largest down: the end of a sweep is what readers look for
     kept: list[float] = []
     for value in reversed(known):
@@ -199,7 +199,7 @@ def line_chart(name: str, title: str, x: Axis, y: Axis, lines: Sequence[Line]) -
     return _svg(name, title, about, size, "chart", *axes, *drawn, _labels(lines, across, up))
 
 
-def _line(line: Line, across: Scale, up: Scale) -> Markup:
+def _line(line: Line, across: ChartScale, up: ChartScale) -> Markup:
     places = [(across.at(p.x), up.at(p.y)) for p in line.points]
     path = "M" + "L".join(f"{plain_number(x)} {plain_number(y)}" for x, y in places)
     look = "line" + " dashed" * line.is_dashed
@@ -217,7 +217,7 @@ def _line(line: Line, across: Scale, up: Scale) -> Markup:
     return element("g", joined, *intervals, *dots, class_=look, data_series=line.name)
 
 
-def _labels(lines: Iterable[Line], across: Scale, up: Scale) -> Markup | None:
+def _labels(lines: Iterable[Line], across: ChartScale, up: ChartScale) -> Markup | None:
     """Labels beside their points, where there is room; the rest is in the table."""
     placed = [(line, p, across.at(p.x), up.at(p.y)) for line in lines for p in line.points]
     # left, top, right, bottom of each sign, and of each label that has found its place
@@ -249,7 +249,7 @@ _ROW, _THICK, _BAR_TOP, _BAR_BOTTOM = 46, 20, 4, 40
 _BAR_LEFT, _BAR_RIGHT = 6, 60  # room for the value after the longest bar
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """A piece of a bar; `style` is its colour."""
 
     name: str
@@ -258,14 +258,14 @@ class Part(NamedTuple):
     style: int
 
 
-class Bar(NamedTuple):
+class ChartBar(NamedTuple):
     """One row."""
 
     title: str
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
 
 
-def bar_chart(name: str, title: str, axis: str, bars: Sequence[Bar]) -> Markup:
+def bar_chart(name: str, title: str, axis: str, bars: Sequence[ChartBar]) -> Markup:
     """Rows below each other, their parts in a row; `name` is unique on its page."""
     height = _BAR_TOP + _ROW * len(bars) + _BAR_BOTTOM
     totals = [added(part.value for part in bar.parts) for bar in bars]

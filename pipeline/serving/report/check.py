@@ -28,7 +28,7 @@ _DATA = re.compile(rb'<script[^>]* id="%b"[^>]*>([^<]*)</script>' % DATA_ID.enco
 _DIGEST = re.compile(rb' data-digest="([^"]*)"')
 
 
-class Problem(NamedTuple):
+class ReportProblem(NamedTuple):
     """A place in the data of a report, and what is wrong there."""
 
     where: str
@@ -70,43 +70,47 @@ def open_report(page: bytes) -> OpenedReport:
     return OpenedReport(data, value, stated[1].decode(errors="replace") if stated else "")
 
 
-def check_run(report: OpenedReport, index: int, path: Path) -> list[Problem]:
+def check_run(report: OpenedReport, index: int, path: Path) -> list[ReportProblem]:
     """One run of a report against its folder, or another program's result against its file."""
     at, got = f"/runs/{index}", report.data.runs[index]
     try:
         want = read_run_data(path) if is_run(path) else read_foreign_data(path)
     except RunInvalid as error:
-        return [Problem(at, str(error))]
+        return [ReportProblem(at, str(error))]
     # numbers first: a changed run changes its digest, too, which says less
     pairs = [*_series(want, got, at)]
     for name in ("started", "digest", "requests"):
-        pairs += differences(getattr(want, name), getattr(got, name), f"{at}/{name}")
+        pairs += json_differences(getattr(want, name), getattr(got, name), f"{at}/{name}")
     problems = []
     for where, *values in pairs:
         texts = (canonical_json(value).decode() for value in values)
         should, was = (text if len(text) <= 60 else f"{text[:57]}…" for text in texts)
-        problems.append(Problem(where, f"the report has {was}, the run {should}"))
+        problems.append(ReportProblem(where, f"the report has {was}, the run {should}"))
     return problems
 
 
 def _series(want: Measured, got: Measured, at: str) -> Iterator[tuple[str, Any, Any]]:
     """Cells, their states, marks and numbers; a later version may know more numbers of a run."""
     # a shorter list would otherwise hide what it leaves out
-    yield from differences(len(want.series), len(got.series), f"{at}/series")
+    yield from json_differences(len(want.series), len(got.series), f"{at}/series")
     for s, (run, page) in enumerate(zip(want.series, got.series, strict=False)):
         place = f"{at}/series/{s}/cells"
         # a redacted page has other names, so cells go by their order
-        yield from differences(len(run.cells), len(page.cells), place)
+        yield from json_differences(len(run.cells), len(page.cells), place)
         for c, (is_, shown) in enumerate(zip(run.cells, page.cells, strict=False)):
             cell = f"{place}/{c}"
             for name in ("concurrency", "rate_per_s", "state"):
-                yield from differences(getattr(is_, name), getattr(shown, name), f"{cell}/{name}")
+                yield from json_differences(
+                    getattr(is_, name), getattr(shown, name), f"{cell}/{name}"
+                )
             have, kept = (sorted({note.kind for note in each.notes}) for each in (is_, shown))
-            yield from differences(have, kept, f"{cell}/notes")
+            yield from json_differences(have, kept, f"{cell}/notes")
             known = {n: m.model_dump(mode="json") for n, m in is_.numbers.items()}
             for name, measure in shown.numbers.items():
                 number = _step(f"{cell}/numbers", name)
-                yield from differences(known.get(name), measure.model_dump(mode="json"), number)
+                yield from json_differences(
+                    known.get(name), measure.model_dump(mode="json"), number
+                )
 
 
 def _step(pointer: str, key: str | int) -> str:
@@ -114,7 +118,7 @@ def _step(pointer: str, key: str | int) -> str:
     return f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}"
 
 
-def differences(want: Any, got: Any, pointer: str = "") -> list[tuple[str, Any, Any]]:
+def json_differences(want: Any, got: Any, pointer: str = "") -> list[tuple[str, Any, Any]]:
     """Every place where two values of JSON differ, with both."""
     if isinstance(want, dict) and isinstance(got, dict):
         keys = sorted(want.keys() | got.keys())
@@ -126,4 +130,4 @@ def differences(want: Any, got: Any, pointer: str = "") -> list[tuple[str, Any, 
         # 5 and 5.0 are one number of JSON, true is none
         same = want == got and isinstance(want, bool) == isinstance(got, bool)
         return [] if same else [(pointer, want, got)]
-    return [each for at, a, b in pairs for each in differences(a, b, at)]
+    return [each for at, a, b in pairs for each in json_differences(a, b, at)]

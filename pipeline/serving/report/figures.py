@@ -6,10 +6,17 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pipeline.serving.report import chart
-from pipeline.serving.report.cells import Load, digits, load_of
-from pipeline.serving.report.chart import Axis, Bar, Line, Part, Point
-from pipeline.serving.report.markup import Child, Column, Markup, element, join, table
-from pipeline.serving.report.model import Cell, Measured, Reference, ReportData, Series, shown
+from pipeline.serving.report.cells import ReportLoad, digits, load_of
+from pipeline.serving.report.chart import Axis, BarPart, ChartBar, Line, Point
+from pipeline.serving.report.markup import Child, Column, Markup, element, html_table, join
+from pipeline.serving.report.model import (
+    Measured,
+    PublishedReference,
+    ReportCell,
+    ReportData,
+    Series,
+    shown_value,
+)
 
 # Output, total and peak of one series differ by a factor, and are often mixed up.
 _THROUGHPUT = (
@@ -44,7 +51,7 @@ class Placed(NamedTuple):
         """Digits after the point of one of its metrics."""
         return digits(self.series, name, is_exact=self.is_document)
 
-    def points(self, name: str, unit: str, load: Load) -> tuple[Point, ...]:
+    def points(self, name: str, unit: str, load: ReportLoad) -> tuple[Point, ...]:
         """The values of one of its metrics."""
         decimals = self.digits(name)
         return tuple(
@@ -52,7 +59,7 @@ class Placed(NamedTuple):
                 x=load.of(cell) or 0.0,
                 y=measure.mean,
                 about=f"{self.series.name}, {load.text(cell)} {load.point}:"
-                f" {shown(measure.mean, decimals)} {unit}",
+                f" {shown_value(measure.mean, decimals)} {unit}",
                 low=None if measure.low is None else max(0.0, measure.low),
                 high=measure.high,
                 is_doubtful=bool(cell.notes),
@@ -71,11 +78,11 @@ def charts(data: ReportData) -> Markup:
         title, lengths = series.workload, series.lengths
         if lengths:
             title = f"{lengths.input:,.0f} input, {lengths.output:,.0f} output tokens"
-        place = Placed(series, style, isinstance(measured, Reference))
+        place = Placed(series, style, isinstance(measured, PublishedReference))
         groups.setdefault(title, []).append(place)
     parts = []
     for number, (title, places) in enumerate(groups.items()):
-        by_load: dict[Load | None, list[Placed]] = {}
+        by_load: dict[ReportLoad | None, list[Placed]] = {}
         for place in places:
             by_load.setdefault(load_of(place.series), []).append(place)
         # sweeps by their loads, then configurations
@@ -85,10 +92,10 @@ def charts(data: ReportData) -> Markup:
         for i, place in enumerate(by_load.get(None, [])):
             for j, (name, text) in enumerate(_CONFIGURATIONS):
                 bars = [
-                    Bar(cell.name, (Part(text, value, printed, place.style % 6),))
+                    ChartBar(cell.name, (BarPart(text, value, printed, place.style % 6),))
                     for cell in place.series.cells
                     if (value := cell.mean(name)) is not None
-                    and (printed := shown(value, place.digits(name)))
+                    and (printed := shown_value(value, place.digits(name)))
                 ]
                 if bars:
                     caption = f"{place.series.name}: {text}"
@@ -102,7 +109,7 @@ def charts(data: ReportData) -> Markup:
     return join(*parts)
 
 
-def _sweeps(key: str, load: Load, places: Sequence[Placed]) -> Iterator[Markup]:
+def _sweeps(key: str, load: ReportLoad, places: Sequence[Placed]) -> Iterator[Markup]:
     """Each series by itself, then all of them in one chart for each metric."""
     by = f"vs {load.title.lower()}"
     axis = Axis(load.axis, "stepped")
@@ -180,7 +187,7 @@ def _values(title: str, wanted: Sequence[tuple[Placed, str, str]]) -> Markup:
     """The table of a chart: a row for each load, a column for each line."""
     load = load_of(wanted[0][0].series)
 
-    def key(cell: Cell) -> tuple[float, str]:
+    def key(cell: ReportCell) -> tuple[float, str]:
         """What tells a cell from others: its load, or its name."""
         return (load.of(cell) or 0.0, "") if load else (0.0, cell.name)
 
@@ -191,13 +198,13 @@ def _values(title: str, wanted: Sequence[tuple[Placed, str, str]]) -> Markup:
         for cell in place.series.cells:
             heads.setdefault(key(cell), load.text(cell) if load else cell.name)
             if name in cell.numbers:
-                values.setdefault(key(cell), shown(cell.mean(name), place.digits(name)))
+                values.setdefault(key(cell), shown_value(cell.mean(name), place.digits(name)))
         columns.append(values)
     # configurations keep the order of their document
     keys = sorted(heads) if load else list(heads)
     rows = [[heads[each], *(values.get(each, "–") for values in columns)] for each in keys]
     head = Column(load.title, is_number=True) if load else Column("Cell")
-    return table(title, [head, *(Column(name, is_number=True) for _, _, name in wanted)], rows)
+    return html_table(title, [head, *(Column(name, is_number=True) for _, _, name in wanted)], rows)
 
 
 # Field, title and colour; the colours are those of the lines.
@@ -217,8 +224,8 @@ def memory_chart(key: str, measured: Measured) -> Markup:
             sizes["free"] = memory.total - memory.used
         texts = {n: f"{v:,.2f}".rstrip("0").rstrip(".") for n, v in sizes.items() if v}
         known = [each for each in _MEMORY_PARTS if each[0] in texts]
-        parts = [Part(text, sizes[name], texts[name], style) for name, text, style in known]
-        bars.append(Bar(memory.name, tuple(parts)))
+        parts = [BarPart(text, sizes[name], texts[name], style) for name, text, style in known]
+        bars.append(ChartBar(memory.name, tuple(parts)))
     seen = {part.name for bar in bars for part in bar.parts}
     legend = []
     for _, name, style in _MEMORY_PARTS:
@@ -235,9 +242,9 @@ def memory_chart(key: str, measured: Measured) -> Markup:
     shows = [f for f in fields if any(getattr(m, f[0]) is not None for m in measured.memory)]
     columns = [Column("Card"), *(Column(each, is_number=True) for _, each, _ in shows)]
     rows: list[list[Child]] = [
-        [memory.name, *(shown(getattr(memory, name), d) for name, _, d in shows)]
+        [memory.name, *(shown_value(getattr(memory, name), d) for name, _, d in shows)]
         for memory in measured.memory
     ]
     drawn = chart.bar_chart(key, title, unit, bars)
     figure = _figure(title, other if "Other" in seen else "", drawn, legend, None)
-    return join(figure, table(title, columns, rows))
+    return join(figure, html_table(title, columns, rows))

@@ -9,7 +9,13 @@ from typing import Literal
 
 from pipeline.core import log
 from pipeline.serving.report import model
-from pipeline.serving.report.model import Cell, Claim, Finding, Reference, Series
+from pipeline.serving.report.model import (
+    Claim,
+    PublishedReference,
+    ReportCell,
+    ReportFinding,
+    Series,
+)
 
 # Values of a table are rounded: this near counts as the same.
 _SAME = 0.005
@@ -27,12 +33,12 @@ _THROUGHPUT = ("output_tok_s", "total_tok_s", "peak_output_tok_s")
 WRONG = ("changed", "broken")
 
 
-def find(data: model.ReportData) -> list[Finding]:
+def find_report_findings(data: model.ReportData) -> list[ReportFinding]:
     """All findings, what is wrong first."""
-    found: list[Finding] = []
+    found: list[ReportFinding] = []
     for measured in data.measured:
         texts: list[str] = []
-        if isinstance(measured, Reference):
+        if isinstance(measured, PublishedReference):
             for claim in measured.claims:
                 found += _about_claim(measured, claim)
             texts += [f"{c.says} {c.but} ({c.source})" for c in measured.corrections]
@@ -70,9 +76,9 @@ def find(data: model.ReportData) -> list[Finding]:
 
 def _say(
     kind: Literal["flag", "fact", "advice"], about: str, text: str, *numbers: tuple[float, int]
-) -> Finding:
+) -> ReportFinding:
     quantities = [model.Quantity(value=round(value, 6), decimals=d) for value, d in numbers]
-    return Finding(kind=kind, about=about, text=text, numbers=quantities)
+    return ReportFinding(kind=kind, about=about, text=text, numbers=quantities)
 
 
 def _number(value: float) -> tuple[float, int]:
@@ -81,7 +87,7 @@ def _number(value: float) -> tuple[float, int]:
     return value, 0 if value == int(value) or size >= 100 else 1 if size >= 10 else 2
 
 
-def claimed(reference: Reference, claim: Claim) -> tuple[Cell, bool] | None:
+def claimed(reference: PublishedReference, claim: Claim) -> tuple[ReportCell, bool] | None:
     """The last cell of a document's own table that has its headline number.
 
     And whether that is input and output together, while the headline does not say so.
@@ -99,7 +105,7 @@ def _is_near(value: float, claim: Claim) -> bool:
     return abs(value - claim.value) <= _SAME * claim.value
 
 
-def _about_claim(reference: Reference, claim: Claim) -> Iterator[Finding]:
+def _about_claim(reference: PublishedReference, claim: Claim) -> Iterator[ReportFinding]:
     # a claim without a series has no table that it could be found in
     series = next((each for each in reference.series if each.name == claim.series), None)
     if series is None:
@@ -138,7 +144,7 @@ def _about_claim(reference: Reference, claim: Claim) -> Iterator[Finding]:
             yield _say("flag", series.name, text, _number(claim.value), (cell.concurrency, 0), user)
 
 
-def _doubts(series: Series) -> Iterator[Finding]:
+def _doubts(series: Series) -> Iterator[ReportFinding]:
     """Void cells, one sentence for each kind of mark, and what the numbers themselves deny."""
     for cell in (cell for cell in series.cells if cell.state == "void"):
         reasons = [note.message for note in cell.notes if note.kind == "void"]
@@ -183,7 +189,7 @@ def _doubts(series: Series) -> Iterator[Finding]:
         yield _say("flag", series.name, text, (cell.concurrency or 1, 0), (under, 0))
 
 
-def _under_way(cell: Cell, answered: float) -> float | None:
+def _under_way(cell: ReportCell, answered: float) -> float | None:
     """Requests under way on average: measured, or by Little's law from the other numbers."""
     output, ttft = cell.mean("output_tok_s"), cell.mean("ttft_ms.mean")
     tpot, measured = cell.mean("tpot_ms.mean"), cell.mean("concurrency")
@@ -193,13 +199,13 @@ def _under_way(cell: Cell, answered: float) -> float | None:
     return output / answered * (ttft + (answered - 1) * tpot) / 1e3
 
 
-def _by_load(series: Series) -> list[Cell]:
+def _by_load(series: Series) -> list[ReportCell]:
     """Cells whose output is known; documents do not always print their rows in order."""
     good = [c for c in series.cells if c.state != "void" and c.mean("output_tok_s") is not None]
     return sorted(good, key=lambda cell: cell.concurrency or 0)
 
 
-def _speeds(series: Series) -> Iterator[Finding]:
+def _speeds(series: Series) -> Iterator[ReportFinding]:
     """Tokens that arrive together, the best cell, and the load beyond which it is not worth it."""
     for cell in series.cells:
         itl, tpot = cell.mean("itl_ms.mean"), cell.mean("tpot_ms.mean")
@@ -252,7 +258,7 @@ def _speeds(series: Series) -> Iterator[Finding]:
             return
 
 
-def _is_apart(one: Cell, other: Cell, name: str) -> bool:
+def _is_apart(one: ReportCell, other: ReportCell, name: str) -> bool:
     """Whether two cells differ by more than their trials do; a document's have none."""
     a, b = one.numbers[name], other.numbers[name]
     if a.trials is None or b.trials is None:

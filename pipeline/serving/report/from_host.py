@@ -11,7 +11,7 @@ from pipeline.artifacts.attest.predicates import HostSummary
 from pipeline.core.known import Known, Unknown
 from pipeline.hosts.facts.model import HostFacts
 from pipeline.hosts.facts.summary import summarise
-from pipeline.serving.report.model import Fact, Memory, RunData
+from pipeline.serving.report.model import CardMemory, Fact, RunData
 
 HOST = "Host"  # the one fact that is a name
 _HARDWARE = (
@@ -98,7 +98,7 @@ _SIGNS = (
 )
 
 
-def memory_of_log(lines: Iterable[str]) -> list[Memory]:
+def memory_of_log(lines: Iterable[str]) -> list[CardMemory]:
     """One entry for each card whose weights the log names; empty where it names none."""
     cards: dict[int, dict[str, float]] = defaultdict(dict)
     tokens: int | None = None
@@ -120,5 +120,5 @@ def memory_of_log(lines: Iterable[str]) -> list[Memory]:
     for index, values in sorted(cards.items()):
         if "weights" in values:
             rounded = {name: round(value, 3) for name, value in values.items()}
-            found.append(Memory.model_validate({**rounded, "name": f"GPU {index}", **about}))
+            found.append(CardMemory.model_validate({**rounded, "name": f"GPU {index}", **about}))
     return found

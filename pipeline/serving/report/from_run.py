@@ -10,12 +10,12 @@ from statistics import fmean
 from pipeline.core.files import sha256_of_file
 from pipeline.serving.bench.foreign import read_foreign
 from pipeline.serving.bench.metrics import interval
-from pipeline.serving.bench.model import CellResult, Interval, Run
+from pipeline.serving.bench.model import BenchRun, CellResult, Interval
 from pipeline.serving.bench.place import RUN_FILE, requests_digest, run_folder
 from pipeline.serving.bench.record import end_of_rows, read_run
 from pipeline.serving.bench.workload import Fixed
 from pipeline.serving.report import model
-from pipeline.serving.report.model import Cell, EvidenceLink, Fact, Measure, Note, RunData
+from pipeline.serving.report.model import EvidenceLink, Fact, Measure, Note, ReportCell, RunData
 
 # What the numbers of a report rest on, and why one of them may have no digest.
 INPUTS = ("image", "weights", "recipe", "host facts", "workload", "client", "raw requests")
@@ -54,7 +54,7 @@ def read_run_data(path: Path) -> RunData:
     )
 
 
-def run_data(run: Run, *, file: str, digest: str, requests: str | None) -> RunData:
+def run_data(run: BenchRun, *, file: str, digest: str, requests: str | None) -> RunData:
     """What a report shows of it; a function of the run alone, so that it can be checked."""
     server, client, inputs, workload = run.server, run.client, run.inputs, run.workload
     name = inputs.recipe_name or server.model
@@ -106,7 +106,7 @@ def run_data(run: Run, *, file: str, digest: str, requests: str | None) -> RunDa
     )
 
 
-def _setup(run: Run) -> tuple[list[Fact], list[Fact], list[model.Memory]]:
+def _setup(run: BenchRun) -> tuple[list[Fact], list[Fact], list[model.CardMemory]]:
     """Hardware, software, and the most memory that each card used, as far as they were sampled."""
     sampled = [t.samples.gpus for c in run.cells for t in c.trials if t.samples.gpus]
     gpus, client = sampled[0] if sampled else [], run.client
@@ -131,21 +131,23 @@ def _setup(run: Run) -> tuple[list[Fact], list[Fact], list[model.Memory]]:
         for used in (used for used in gpu.memory_used_bytes if used is not None):
             most[gpu.index] = max(used, most.get(gpu.index, 0))
     memory = [
-        model.Memory(name=f"GPU {index}", unit="GiB", used=round(used / 2**30, 2), source="sampled")
+        model.CardMemory(
+            name=f"GPU {index}", unit="GiB", used=round(used / 2**30, 2), source="sampled"
+        )
         for index, used in sorted(most.items())
     ]
     facts, more = ([Fact(name=n, value=v) for n, v in each] for each in (hardware.items(), rows))
     return facts, more, memory
 
 
-def _cell(result: CellResult) -> Cell:
+def _cell(result: CellResult) -> ReportCell:
     voids = [Note(kind="void", message=why) for trial in result.trials for why in trial.void]
     marks = [mark for trial in result.trials for mark in trial.marks]
     # the same mark of several trials once
     first = {mark.kind: mark for mark in reversed(marks)}
     # numbers of a void cell count for nothing, so none are shown
     known = {} if result.state == "void" else result.intervals
-    return Cell(
+    return ReportCell(
         name=result.cell.name,
         concurrency=result.cell.concurrency,
         rate_per_s=result.cell.rate_per_s,
@@ -200,7 +202,7 @@ def read_foreign_data(path: Path) -> RunData:
             for difference, names in differing.items()
         ]
         cells.append(
-            Cell(
+            ReportCell(
                 name=cell.name,
                 concurrency=int(concurrency[1]) if concurrency and int(concurrency[1]) else None,
                 rate_per_s=float(rate[1]) if rate else None,

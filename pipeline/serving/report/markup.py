@@ -60,7 +60,7 @@ class Column(NamedTuple):
     is_wide: bool = False
 
 
-def table(
+def html_table(
     caption: str,
     columns: Sequence[Column],
     rows: Iterable[Sequence[Child]],

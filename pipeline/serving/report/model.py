@@ -51,7 +51,7 @@ class Note(_Sparse):
     message: str
 
 
-class Cell(_Sparse):
+class ReportCell(_Sparse):
     """A step of a sweep, or one of several configurations; numbers by bench's names."""
 
     name: str
@@ -82,7 +82,7 @@ class Series(_Sparse):
     workload: str
     lengths: Lengths | None = None
     recipe: Name | None = None
-    cells: list[Cell]
+    cells: list[ReportCell]
 
     @model_validator(mode="before")
     @classmethod
@@ -105,7 +105,7 @@ class Series(_Sparse):
         return {**rest, "cells": cells}
 
 
-class Memory(_Sparse):
+class CardMemory(_Sparse):
     """How the memory of one card is split; what is not known is left out."""
 
     name: str
@@ -176,7 +176,7 @@ class Measured(_Sparse):
     software: list[Fact] = []
     models: list[ModelRow] = []
     series: list[Series] = []
-    memory: list[Memory] = []
+    memory: list[CardMemory] = []
     attempts: list[AttemptRow] = []
     evidence: list[EvidenceLink] = []
     notes: list[Note] = []
@@ -211,7 +211,7 @@ class Correction(_Sparse):
     source: str
 
 
-class Reference(Measured):
+class PublishedReference(Measured):
     """Published tables, word for word, with their source."""
 
     published: str
@@ -220,7 +220,7 @@ class Reference(Measured):
     corrections: list[Correction] = []
 
     @model_validator(mode="after")
-    def _claims_name_series(self) -> Reference:
+    def _claims_name_series(self) -> PublishedReference:
         known = {series.name for series in self.series}
         for claim in self.claims:
             if claim.series is not None and claim.series not in known:
@@ -235,7 +235,7 @@ class Quantity(_Sparse):
     decimals: Annotated[int, Field(ge=0, le=6)] = 0
 
 
-class Finding(_Sparse):
+class ReportFinding(_Sparse):
     """A sentence that was computed; `{0}` stands for its first number."""
 
     kind: Literal["flag", "fact", "advice"]
@@ -244,7 +244,7 @@ class Finding(_Sparse):
     numbers: list[Quantity] = []
 
     @model_validator(mode="after")
-    def _has_its_numbers(self) -> Finding:
+    def _has_its_numbers(self) -> ReportFinding:
         # braces of a name are no places where a finding has no numbers
         places = re.findall(r"\{(\d)\}", self.text) if self.numbers else []
         if any(int(place) >= len(self.numbers) for place in places):
@@ -255,7 +255,7 @@ class Finding(_Sparse):
         """The text with its numbers in their places."""
         text = self.text
         for index, number in enumerate(self.numbers):
-            text = text.replace(f"{{{index}}}", shown(number.value, number.decimals))
+            text = text.replace(f"{{{index}}}", shown_value(number.value, number.decimals))
         return text
 
 
@@ -268,9 +268,9 @@ class ReportData(_Sparse):
     tool: str
     redacted: bool = False
     runs: list[RunData] = []
-    references: list[Reference] = []
+    references: list[PublishedReference] = []
     attempts: list[AttemptRow] = []
-    findings: list[Finding] = []
+    findings: list[ReportFinding] = []
 
     @property
     def measured(self) -> list[Measured]:
@@ -278,7 +278,7 @@ class ReportData(_Sparse):
         return [*self.runs, *self.references]
 
 
-def shown(value: object, decimals: int | None) -> str:
+def shown_value(value: object, decimals: int | None) -> str:
     """A value as pages print it."""
     if value is None:
         return "–"

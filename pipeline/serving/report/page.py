@@ -21,8 +21,15 @@ from pipeline.serving.bench.metrics import DEFINITIONS
 from pipeline.serving.report.cells import METRICS, digits, series_tables
 from pipeline.serving.report.figures import charts, memory_chart
 from pipeline.serving.report.findings import claimed
-from pipeline.serving.report.markup import Child, Column, Markup, element, join, table, tag
-from pipeline.serving.report.model import AttemptRow, Finding, Reference, ReportData, RunData, shown
+from pipeline.serving.report.markup import Child, Column, Markup, element, html_table, join, tag
+from pipeline.serving.report.model import (
+    AttemptRow,
+    PublishedReference,
+    ReportData,
+    ReportFinding,
+    RunData,
+    shown_value,
+)
 
 DATA_ID = "report-data"
 _STATE_KIND = {
@@ -50,31 +57,31 @@ def summary(data: ReportData) -> Markup:
                 continue
             cell, lines, error = series.cells[max(known)[1]], [], None
             if cell.rate_per_s:
-                lines.append(f"{shown(cell.rate_per_s, 2)} requests/s sent")
+                lines.append(f"{shown_value(cell.rate_per_s, 2)} requests/s sent")
             elif cell.concurrency:
-                lines.append(f"concurrency {shown(cell.concurrency, 0)}")
+                lines.append(f"concurrency {shown_value(cell.concurrency, 0)}")
             for other, text in _OTHERS:
                 if other in cell.numbers:
                     places = digits(series, other, is_exact=False)
-                    lines.append(f"{shown(cell.mean(other), places)} {text}")
+                    lines.append(f"{shown_value(cell.mean(other), places)} {text}")
             decimals, measure = digits(series, name, is_exact=False), cell.numbers[name]
             if measure.low is not None and measure.high is not None:
                 # a headline without it makes two runs look different that are not
-                half = shown((measure.high - measure.low) / 2, decimals)
+                half = shown_value((measure.high - measure.low) / 2, decimals)
                 error = element("span", f" ± {half}", class_="ci")
-            number = element("b", shown(measure.mean, decimals))
+            number = element("b", shown_value(measure.mean, decimals))
             about = element("p", series.name, ": ", ", ".join(lines), class_="soft")
             cards.append(element("div", number, error, element("p", label), about, class_="card"))
     claims = [] if cards else [(each, claim) for each in data.references for claim in each.claims]
     for reference, claim in claims:
-        printed = shown(claim.value, 0 if claim.value == int(claim.value) else 1)
+        printed = shown_value(claim.value, 0 if claim.value == int(claim.value) else 1)
         number, about = element("b", printed), element("p", claim.unit, ": ", claim.text)
         why, look = None, "card"
         found = claimed(reference, claim)
         if found and found[1]:
             # where it is input and output together, output stands first
-            number = element("b", shown(found[0].mean("output_tok_s"), 0))
-            load = shown(found[0].concurrency, 0)
+            number = element("b", shown_value(found[0].mean("output_tok_s"), 0))
+            load = shown_value(found[0].concurrency, 0)
             about = element("p", "tok/s output, concurrency ", load)
             text = f" printed as {printed} “{claim.text}”: total, input and output."
             why, look = element("p", tag("headline", "bad"), text), "card flagged"
@@ -89,7 +96,7 @@ def summary(data: ReportData) -> Markup:
     )
 
 
-def findings(data: ReportData) -> Markup:
+def findings_section(data: ReportData) -> Markup:
     """Everything that was computed, what is wrong first."""
     parts = []
     for kind, title in _KINDS:
@@ -98,7 +105,7 @@ def findings(data: ReportData) -> Markup:
     return join(*parts) if parts else element("p", "Nothing follows from the data.")
 
 
-def _finding(finding: Finding) -> Markup:
+def _finding(finding: ReportFinding) -> Markup:
     about = element("span", finding.about, class_="about")
     return element("li", about, ": ", finding.sentence(), class_=finding.kind)
 
@@ -107,7 +114,7 @@ def setup(data: ReportData) -> Markup:
     """Hardware, software and models of each source."""
     parts: list[Markup] = []
     for measured in data.measured:
-        if isinstance(measured, Reference):
+        if isinstance(measured, PublishedReference):
             where = f"Published {measured.published}."
             where += f" {measured.link}" if measured.link else ""
         else:
@@ -115,7 +122,7 @@ def setup(data: ReportData) -> Markup:
             when = [measured.started] if measured.started else []
             where = ", ".join([measured.tool, measured.file, *when])
         tables = [
-            table(title, [Column("What"), Column("Value")], [(f.name, f.value) for f in facts])
+            html_table(title, [Column("What"), Column("Value")], [(f.name, f.value) for f in facts])
             for title, facts in (("Hardware", measured.hardware), ("Software", measured.software))
             if facts
         ]
@@ -127,7 +134,7 @@ def setup(data: ReportData) -> Markup:
             known = [f for f in fields if any(getattr(model, f) for model in measured.models)]
             rows = [[getattr(model, field) for field in known] for model in measured.models]
             titles = ["Model" if field == "name" else field.capitalize() for field in known]
-            parts.append(table("Models", [Column(title) for title in titles], rows))
+            parts.append(html_table("Models", [Column(title) for title in titles], rows))
     return join(*parts)
 
 
@@ -146,22 +153,22 @@ def tables(data: ReportData) -> Markup:
     parts = [element("p", about, class_="soft")] if data.runs else []
     for measured in data.measured:
         parts.append(element("h3", measured.title))
-        is_exact = isinstance(measured, Reference)
+        is_exact = isinstance(measured, PublishedReference)
         parts += [series_tables(series, is_exact=is_exact) for series in measured.series]
     columns = [*(Column(title, is_number=True) for _, title, _ in _SELF_TEST), Column("Trusted")]
     for run in (run for run in data.runs if run.self_tests):
         rows: list[list[Child]] = [
             [
-                *(shown(getattr(test, name), d) for name, _, d in _SELF_TEST),
+                *(shown_value(getattr(test, name), d) for name, _, d in _SELF_TEST),
                 tag("yes", "good") if test.trusted else tag("no", "bad"),
             ]
             for test in run.self_tests
         ]
-        parts.append(table(f"{run.name}: the client against its own stub", columns, rows))
+        parts.append(html_table(f"{run.name}: the client against its own stub", columns, rows))
     return join(*parts)
 
 
-def memory(data: ReportData) -> Markup | None:
+def memory_section(data: ReportData) -> Markup | None:
     """How each card's memory is used."""
     parts = []
     for number, measured in enumerate(data.measured):
@@ -171,7 +178,7 @@ def memory(data: ReportData) -> Markup | None:
     return join(*parts) if parts else None
 
 
-def attempts(data: ReportData) -> Markup | None:
+def attempts_section(data: ReportData) -> Markup | None:
     """What was tried, with what failed."""
     parts = [_timeline(data.attempts)] if data.attempts else []
     for measured in data.measured:
@@ -187,7 +194,7 @@ def _timeline(rows: Sequence[AttemptRow]) -> Markup:
         name = element("b", row.model)
         head = element("p", tag(row.outcome, kind), " ", name, " · ", row.configuration)
         when = f" {row.at}" if row.at else ""
-        took = f", {shown(row.seconds, 1)} s" if row.seconds is not None else ""
+        took = f", {shown_value(row.seconds, 1)} s" if row.seconds is not None else ""
         message = element("p", row.message) if row.message else None
         more = element("p", f"attempt {row.name}{when}{took}", class_="soft")
         items.append(element("li", head, message, more, class_=kind))
@@ -207,7 +214,7 @@ def evidence(data: ReportData) -> Markup:
             shown_digest = element("code", link.digest) if link.digest else "–"
             state = tag(link.state, _STATE_KIND[link.state])
             rows.append([link.name, state, shown_digest, link.message])
-        parts.append(table(measured.title, columns, rows))
+        parts.append(html_table(measured.title, columns, rows))
     return join(*parts)
 
 
@@ -227,17 +234,17 @@ def definitions(data: ReportData) -> Markup:
     if "user_tok_s" in names:
         text = "1 / mean TPOT: what one user reads while an answer streams."
         rows.append(("Output per user", "tok/s", text))
-    return table("Metrics", [Column("Metric"), Column("Unit"), Column("Definition")], rows)
+    return html_table("Metrics", [Column("Metric"), Column("Unit"), Column("Definition")], rows)
 
 
 _SECTIONS = (
     ("summary", "Summary", summary),
     ("setup", "Hardware, software, models", setup),
     ("performance", "Throughput and latency", charts),
-    ("memory", "Memory", memory),
+    ("memory", "Memory", memory_section),
     ("tables", "Tables", tables),
-    ("attempts", "Attempts", attempts),
-    ("findings", "Findings and recommendations", findings),
+    ("attempts", "Attempts", attempts_section),
+    ("findings", "Findings and recommendations", findings_section),
     ("evidence", "Evidence", evidence),
     ("definitions", "Definitions", definitions),
 )

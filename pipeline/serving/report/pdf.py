@@ -47,7 +47,7 @@ def print_pdf(page: bytes, target: Path) -> None:
         ]
         try:
             # a home of its own: a browser of the user's may be running with its profile
-            done = proc.read(args, env=proc.environment(HOME=folder), timeout_s=_PRINT_S)
+            done = proc.read(args, env=proc.child_environment(HOME=folder), timeout_s=_PRINT_S)
         except TimeoutExpired as error:
             raise PrintFailed(f"{browser}: no PDF after {_PRINT_S} s") from error
         if done.returncode or not printed.exists():

@@ -79,7 +79,7 @@ class Redactor:
         return value
 
 
-def redact(data: ReportData, names: Collection[str] = ()) -> ReportData:
+def redact_report(data: ReportData, names: Collection[str] = ()) -> ReportData:
     """The same report to paste in public; published documents stay as they are."""
     # names of this machine and its user, which texts may hold anywhere
     own = {socket.gethostname(), socket.gethostname().partition(".")[0]}

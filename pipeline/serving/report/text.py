@@ -8,7 +8,14 @@ from collections.abc import Sequence
 
 from pipeline.core import log
 from pipeline.serving.report.cells import digits, known_metrics, load_of
-from pipeline.serving.report.model import AttemptRow, Reference, ReportData, RunData, Series, shown
+from pipeline.serving.report.model import (
+    AttemptRow,
+    PublishedReference,
+    ReportData,
+    RunData,
+    Series,
+    shown_value,
+)
 
 _CSV = (
     *("source", "kind", "series", "model", "workload", "input_tokens", "output_tokens", "cell"),
@@ -25,7 +32,7 @@ def render_csv(data: ReportData) -> bytes:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_CSV)
     for measured, series in ((each, series) for each in data.measured for series in each.series):
-        kind = "document" if isinstance(measured, Reference) else "run"
+        kind = "document" if isinstance(measured, PublishedReference) else "run"
         sizes = (series.lengths.input, series.lengths.output) if series.lengths else ("", "")
         head = [measured.name, kind, series.name, series.model, series.workload, *sizes]
         for cell in series.cells:
@@ -63,7 +70,7 @@ def render_markdown(data: ReportData) -> bytes:
         if isinstance(measured, RunData):
             source = f"Run {_escaped(measured.file)}, `{measured.digest}`"
         else:
-            assert isinstance(measured, Reference)
+            assert isinstance(measured, PublishedReference)
             link = f" {_escaped(measured.link)}" if measured.link else ""
             source = f"Published {_escaped(measured.published)}.{link}"
         parts += [f"## {_escaped(measured.title)}", source]
@@ -72,13 +79,13 @@ def render_markdown(data: ReportData) -> bytes:
             parts += [_table((title, ""), rows)] if facts else []
         for series in measured.series:
             parts.append(f"### {_escaped(series.name)} ({_escaped(series.workload)})")
-            parts.append(_series(series, is_exact=isinstance(measured, Reference)))
+            parts.append(_series(series, is_exact=isinstance(measured, PublishedReference)))
         if measured.memory:
             unit = measured.memory[0].unit
             known = [n for n in _MEMORY if any(getattr(m, n) is not None for m in measured.memory)]
             titles = ["Memory per GPU", *(n if n == "kv_tokens" else f"{n} {unit}" for n in known)]
             amounts = [
-                [_escaped(m.name), *(shown(getattr(m, n), _MEMORY[n]) for n in known)]
+                [_escaped(m.name), *(shown_value(getattr(m, n), _MEMORY[n]) for n in known)]
                 for m in measured.memory
             ]
             parts.append(_table(titles, amounts, len(known)))
@@ -118,7 +125,7 @@ def _series(series: Series, *, is_exact: bool) -> str:
     rows = []
     for cell in series.cells:
         load = by.text(cell) if by else _escaped(cell.name)
-        values = [shown(cell.mean(m.name), places[m.name]) for m in metrics]
+        values = [shown_value(cell.mean(m.name), places[m.name]) for m in metrics]
         rows.append([load, *([cell.state] if has_states else []), *values])
     return _table([*head, *(metric.title for metric in metrics)], rows, len(metrics))
 

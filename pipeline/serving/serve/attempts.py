@@ -182,6 +182,6 @@ def new_id(now: datetime | None = None) -> str:
     return f"{now or datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
-def stamp(now: datetime | None = None) -> str:
+def attempt_time(now: datetime | None = None) -> str:
     """A time as files of ours write it."""
     return f"{now or datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -12,7 +12,7 @@ from pipeline.core.known import Known, Unknown, unknown
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.fit import placement
 from pipeline.serving.fit.answer import answer
-from pipeline.serving.fit.engine import Kv, Question
+from pipeline.serving.fit.engine import FitQuestion, Kv
 from pipeline.serving.fit.gguf import GgufModel
 from pipeline.serving.fit.shape import Architecture
 from pipeline.serving.fit.source import find_source
@@ -49,17 +49,17 @@ def plan_fit(recipe: Recipe, overrides: Overrides, model: Known[Model]) -> FitPl
 def model_in(recipe: Recipe, weights: WeightsFolder | None, checkout: Checkout) -> Known[Model]:
     """The shape of a recipe's model, from its weights where they can be looked at."""
     if weights is None or (weights.proof is not None and weights.config is None):
-        return find_model(recipe, None, checkout)
+        return find_served_model(recipe, None, checkout)
     if weights.config is None:
-        return find_model(recipe, weights.folder / weights.file, checkout)
+        return find_served_model(recipe, weights.folder / weights.file, checkout)
     # another host sent its config.json
     with tempfile.TemporaryDirectory(prefix="sm120-") as folder:
         path = Path(folder, "config.json")
         path.write_text(weights.config, encoding="utf-8")
-        return find_model(recipe, path, checkout)
+        return find_served_model(recipe, path, checkout)
 
 
-def find_model(recipe: Recipe, place: Path | None, checkout: Checkout) -> Known[Model]:
+def find_served_model(recipe: Recipe, place: Path | None, checkout: Checkout) -> Known[Model]:
     """The model's shape: from its files, else from what is shipped about it."""
     reason = unknown("nothing is known about the model's shape")
     for name in (place, recipe.model.weights):
@@ -71,7 +71,7 @@ def find_model(recipe: Recipe, place: Path | None, checkout: Checkout) -> Known[
     return reason
 
 
-def shortfall(plan: FitPlan, room: placement.Machine) -> Known[str]:
+def shortfall(plan: FitPlan, room: placement.FitMachine) -> Known[str]:
     """What is short; empty where it fits, and a reason where that cannot be calculated."""
     flags, given = plan.flags, plan.flags.given()
     if isinstance(plan.model, Unknown):
@@ -96,7 +96,7 @@ def shortfall(plan: FitPlan, room: placement.Machine) -> Known[str]:
     return short
 
 
-def _short(model: Architecture, flags: Flags, room: placement.Machine) -> Known[str]:
+def _short(model: Architecture, flags: Flags, room: placement.FitMachine) -> Known[str]:
     question = question_of(flags, model, room)
     if isinstance(question, Unknown):
         return question
@@ -110,7 +110,9 @@ def _short(model: Architecture, flags: Flags, room: placement.Machine) -> Known[
     return found.short
 
 
-def question_of(flags: Flags, model: Architecture, room: placement.Machine) -> Known[Question]:
+def question_of(
+    flags: Flags, model: Architecture, room: placement.FitMachine
+) -> Known[FitQuestion]:
     """What the flags of vLLM or SGLang ask for."""
     word = getattr(flags, "kv_cache_dtype", None) or "auto"
     kv = "fp8" if word.startswith("fp8") else _KV.get(word)
@@ -138,13 +140,13 @@ def question_of(flags: Flags, model: Architecture, room: placement.Machine) -> K
         }
     # what is not named has the engine's default, and a context that of the model
     named = {name: value for name, value in values.items() if value is not None}
-    question = Question.model_validate({"context": model.context, **named})
+    question = FitQuestion.model_validate({"context": model.context, **named})
     if question.tp > room.cards:
         raise DoesNotFit(f"the model is divided among {question.tp} cards, there are {room.cards}")
     return question
 
 
-def _short_of_layout(model: GgufModel, flags: Flags, room: placement.Machine) -> Known[str]:
+def _short_of_layout(model: GgufModel, flags: Flags, room: placement.FitMachine) -> Known[str]:
     assert isinstance(flags, LlamaFlags)
     kinds = {_KV.get(word or "f16") for word in (flags.cache_type_k, flags.cache_type_v)}
     kv = kinds.pop()
@@ -159,7 +161,7 @@ def _short_of_layout(model: GgufModel, flags: Flags, room: placement.Machine) ->
     mla = 3 if flags.mla is None else flags.mla
     batch = placement.Batch(context, kv, flags.ubatch_size or 512, flags.batch_size or 2048, mla)
     given = flags.override_tensor
-    rules = placement.read_overrides(given, room.devices) if given else []
+    rules = placement.read_placement_overrides(given, room.devices) if given else []
     if flags.cpu_moe:
         rules.append(placement.TensorRule("exps", placement.CPU))
-    return placement.shortage(placement.checked(model, room, batch, rules), room)
+    return placement.shortage(placement.checked_layout(model, room, batch, rules), room)

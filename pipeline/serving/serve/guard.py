@@ -73,7 +73,7 @@ def remove_podman(program: str, name: str, attempt: str) -> None:
         subprocess.run(words, capture_output=True, check=False)
 
 
-def main(kind: str, place: str, name: str, attempt: str) -> None:
+def guard_main(kind: str, place: str, name: str, attempt: str) -> None:
     """Waits, then removes the container unless `keep` came."""
     # the end of the login must not end the guard
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -89,4 +89,4 @@ def main(kind: str, place: str, name: str, attempt: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    guard_main(*sys.argv[1:5])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pipeline.core import foreign_json
-from pipeline.core.net.wire import Address, Lost, send
+from pipeline.core.net.wire import Address, AnswerLost, send
 
 _MOST_BYTES = 4 << 20
 # An engine that loads may take seconds for an answer; one that hangs is asked again.
@@ -23,7 +23,7 @@ def is_healthy(door: Door) -> bool:
     return _get(door, "/health")[0] == 200
 
 
-def answers(door: Door) -> bool:
+def is_listening(door: Door) -> bool:
     """Whether a server listens, ready or not."""
     return _get(door, "/health")[0] != 0
 
@@ -49,6 +49,6 @@ def _get(door: Door, path: str) -> tuple[int, bytes]:
     try:
         # a loop for each question: those who ask are threads without one
         raw = asyncio.run(request)
-    except Lost:
+    except AnswerLost:
         return 0, b""
     return raw.status, raw.data

@@ -11,12 +11,12 @@ from typing import TypeVar
 from pipeline.core import log
 from pipeline.core.errors import PreflightFailed
 from pipeline.core.known import Known, Unknown, then, unknown
-from pipeline.hosts.facts.gather import gather
+from pipeline.hosts.facts.gather import gather_facts
 from pipeline.hosts.facts.model import Gpu, HostFacts
 from pipeline.hosts.facts.smi import read_memory_used
 from pipeline.hosts.facts.source import Capture
-from pipeline.hosts.rules.judge import cards as cards_answer
 from pipeline.hosts.rules.judge import driver_branch
+from pipeline.hosts.rules.judge import judge_cards as cards_answer
 from pipeline.hosts.rules.verdict import RuleResult, not_applicable, result
 from pipeline.images.gate.state import GateState
 from pipeline.serving.fit import placement
@@ -46,7 +46,7 @@ _NO_CARD = "the recipe needs no card"
 
 
 @dataclass(frozen=True)
-class Machine:
+class PreflightMachine:
     """What checks look at; gathered once, and most of it only where a recipe depends on it."""
 
     facts: Known[HostFacts]
@@ -56,7 +56,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlannedStart:
     """What is going to be started."""
 
     recipe: Recipe
@@ -73,7 +73,7 @@ class Plan:
 
 
 Value = TypeVar("Value")
-Check = Callable[[Plan, Machine], Iterator[RuleResult]]
+Check = Callable[[PlannedStart, PreflightMachine], Iterator[RuleResult]]
 CHECKS: dict[str, Check] = {}  # by name, in the order in which they run
 
 
@@ -103,7 +103,7 @@ def _check(
         name = check.__name__
 
         @wraps(check)
-        def judged(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+        def judged(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
             about, wanted = subject or plan.recipe.model.name, plan.recipe.hardware
             try:
                 if of and not any(getattr(wanted, field) for field in of):
@@ -119,7 +119,7 @@ def _check(
     return register
 
 
-def _gpus(plan: Plan, machine: Machine) -> list[Gpu]:
+def _gpus(plan: PlannedStart, machine: PreflightMachine) -> list[Gpu]:
     gpus = _known(_known(machine.facts).gpus)
     return [gpu for gpu in gpus if gpu.index in plan.cards] if plan.cards else gpus
 
@@ -129,7 +129,7 @@ def _gib(size_bytes: Known[int], digits: int = 0) -> str:
 
 
 @_check()
-def port(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+def port(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
     """No other program listens at it."""
     failed = f"cannot be used: {machine.port_problem}"
     fix = "`ss -ltnp` shows which program it is; --port names another one."
@@ -142,7 +142,7 @@ def port(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
 
 
 @_check()
-def image(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+def image(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
     """The store has it, built from today's checkout."""
     name = plan.recipe.image or ""
     failed = "is not in the store as this checkout builds it"
@@ -151,7 +151,7 @@ def image(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
 
 
 @_check()
-def flags(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+def check_engine_flags(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
     """The engine's own argument parser takes them."""
     good = then(plan.flags, lambda problems: not problems)
     failed = "" if good else _known(plan.flags)[0]
@@ -161,7 +161,7 @@ def flags(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
 
 
 @_check()
-def weights(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+def weights(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
     """Every byte was proved, and nothing has changed since."""
     where = plan.weights
     if where is None:
@@ -191,7 +191,7 @@ def weights(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
 
 
 @_check("all", of=("cards",), why=_NO_CARD)
-def cards(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+def check_cards(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
     """As many as the recipe is for, of that kind, with that memory; and all of them answer."""
     wanted, gpus = plan.recipe.hardware, _gpus(plan, machine)
     fix = "Take a recipe for this machine: `sm120 recipe list`."
@@ -215,7 +215,7 @@ def cards(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
 
 
 @_check("cards", of=("cards",), why=_NO_CARD)
-def idle(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+def idle(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
     """No other program uses the cards: an engine plans with all of their memory."""
     fix = "`nvidia-smi` names the processes; `sm120 recipe stop` ends what was served here."
     for index, used in enumerate(_known(machine.memory_used)):
@@ -226,7 +226,7 @@ def idle(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
 
 
 @_check("cards", of=("same_numa_node", "peer_to_peer"))
-def topology(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+def topology(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
     """The cards hang on one node and reach each other, where the recipe counts on it."""
     wanted = plan.recipe.hardware
     used, facts = _gpus(plan, machine)[: wanted.cards], _known(machine.facts)
@@ -272,7 +272,7 @@ def _refused(pairs: Collection[str], claimed: Mapping[str, str]) -> Known[str]:
 
 
 @_check(of=("cards",), why=_NO_CARD)
-def fit(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+def fit(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
     """The model, with this context and these flags, has room on the cards."""
     sizes = [_known(g.memory_bytes) for g in _gpus(plan, machine)[: plan.recipe.hardware.cards]]
     if plan.fit is None or not sizes:
@@ -281,7 +281,7 @@ def fit(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
     # the smallest card decides, since all get the same share
     # no headroom of ours: what a document's command leaves free is the document's choice
     host_bytes = None if isinstance(host, Unknown) else host
-    room = placement.Machine(len(sizes), min(sizes), 0, host_bytes)
+    room = placement.FitMachine(len(sizes), min(sizes), 0, host_bytes)
     short = shortfall(plan.fit, room)
     good = then(short, lambda text: not text)
     model = plan.recipe.model
@@ -291,7 +291,7 @@ def fit(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
 
 
 @_check("host", of=("cards",), why=_NO_CARD)
-def driver(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+def driver(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
     """It can load what the image's compilers make at run time."""
     facts = _known(machine.facts)
     if plan.cuda is None:
@@ -301,7 +301,7 @@ def driver(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
 
 
 @_check("image", of=("cards",), why=_NO_CARD)
-def gate(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+def gate(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
     """The image's kernels were judged for the card, on these very bytes."""
     if plan.gates is None:
         raise _Missing(unknown("the image is not built"))
@@ -314,7 +314,7 @@ def gate(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
 
 
 @_check("host", of=("processor",), why="the recipe runs on any")
-def processor(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+def processor(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
     """The one that the image's own code was made for; on others that code changes nothing."""
     wanted = plan.recipe.hardware.processor or ""
     cpu = _known(machine.facts).cpu
@@ -326,7 +326,7 @@ def processor(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
 
 
 @_check("host", of=("host_memory_gib", "numa_nodes"))
-def memory(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+def check_memory(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
     """The machine's own memory and its nodes, where the recipe counts on them."""
     wanted = plan.recipe.hardware
     facts = _known(machine.facts)
@@ -346,7 +346,7 @@ def memory(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
 
 
 @_check("host", of=("hugepages_gib",), why="the recipe says nothing about them")
-def hugepages(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
+def hugepages(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
     """Set aside at boot, as many as the recipe counts on."""
     wanted = plan.recipe.hardware.hugepages_gib or 0
     good = then(machine.hugepages_bytes, lambda free: free >= wanted * _GIB)
@@ -358,20 +358,20 @@ def hugepages(plan: Plan, machine: Machine) -> Iterator[RuleResult]:
 
 def machine_for(
     recipe: Recipe, port_problem: Known[str], capture: Callable[[], Known[Capture]]
-) -> Machine:
+) -> PreflightMachine:
     """The parts of a machine that a recipe depends on: a capture takes seconds."""
     wanted = recipe.hardware
     if wanted.cards or wanted.host_memory_gib or wanted.numa_nodes or wanted.hugepages_gib:
         return machine_of(capture(), port_problem)
     why = unknown("the recipe does not depend on it")
-    return Machine(why, why, port_problem, why)
+    return PreflightMachine(why, why, port_problem, why)
 
 
-def machine_of(capture: Known[Capture], port_problem: Known[str]) -> Machine:
+def machine_of(capture: Known[Capture], port_problem: Known[str]) -> PreflightMachine:
     """A captured machine."""
     used = then(capture, lambda c: then(c.output("nvidia-smi"), read_memory_used))
     pages = then(capture, lambda c: then(c.text("/proc/meminfo"), free_hugepages))
-    return Machine(then(capture, gather), used, port_problem, pages)
+    return PreflightMachine(then(capture, gather_facts), used, port_problem, pages)
 
 
 def free_hugepages(text: str) -> Known[int]:
@@ -380,7 +380,9 @@ def free_hugepages(text: str) -> Known[int]:
     return int(rows["HugePages_Free"]) * int(rows["Hugepagesize"]) * 1024
 
 
-def run_checks(plan: Plan, machine: Machine, skipped: Collection[str]) -> list[RuleResult]:
+def run_checks(
+    plan: PlannedStart, machine: PreflightMachine, skipped: Collection[str]
+) -> list[RuleResult]:
     """Every check that is not skipped, in order."""
     return [
         row for name, check in CHECKS.items() if name not in skipped for row in check(plan, machine)

@@ -14,7 +14,7 @@ from pipeline.artifacts.containers.facts import (
     ContainerFacts,
     difference,
     other_owner,
-    own_name,
+    own_user,
     require_own,
 )
 from pipeline.artifacts.oci.record import ImageRecord
@@ -31,17 +31,17 @@ from pipeline.serving.serve.attempts import (
     Ended,
     Outcome,
     ServeOptions,
+    attempt_time,
     new_id,
-    stamp,
 )
 from pipeline.serving.serve.health import is_healthy
-from pipeline.serving.serve.preflight import Plan, require_ready, run_checks
+from pipeline.serving.serve.preflight import PlannedStart, require_ready, run_checks
 from pipeline.serving.serve.site import HERE, Site
 from pipeline.serving.serve.start import Served, Start, make_room, start_engine
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(Plan):
+class ServeJob(PlannedStart):
     """A recipe that is to be served, with nothing left to look up."""
 
     launch: Launch
@@ -64,7 +64,7 @@ def recipe_digest(recipe: Recipe) -> str:
     return sha256_of(canonical_json(recipe.model_dump(mode="json")))
 
 
-def new_attempt(job: Job) -> Begun:
+def new_attempt(job: ServeJob) -> Begun:
     """The entry that begins a serve."""
     return Begun(
         id=new_id(),
@@ -77,14 +77,14 @@ def new_attempt(job: Job) -> Begun:
         after=job.after,
         options=job.options,
         host=job.site.host or None,
-        at=stamp(),
+        at=attempt_time(),
     )
 
 
-def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Served:
+def serve_launch(engine: ContainerEngine, store: Store, job: ServeJob, begun: Begun) -> Served:
     """Checks the machine and starts the engine; records the attempt, however it ends."""
     attempts = attempts_of(store)
-    with kept(attempts, begun, "serving"):
+    with kept_attempt(attempts, begun, "serving"):
         # first: a port that the same recipe holds would be the wrong reason
         make_room(engine, job.recipe.name)
         require_ready(preflight(job, port_holder(engine, job.launch.port)))
@@ -104,7 +104,7 @@ def serve(engine: ContainerEngine, store: Store, job: Job, begun: Begun) -> Serv
             log_file=attempts.log_path(begun.id),
             cards=job.cards,
             address=job.address,
-            labels=((Label.ATTEMPT, begun.id), (Label.OWNER, own_name())),
+            labels=((Label.ATTEMPT, begun.id), (Label.OWNER, own_user())),
             door=job.site.door(job.launch.port),
         )
         # from outside: the guard must see the end of whatever happens in the start
@@ -118,14 +118,14 @@ def port_holder(engine: ContainerEngine, port: int) -> str:
     return held[0].recipe if held else ""
 
 
-def preflight(job: Job, holder: str = "") -> list[RuleResult]:
+def preflight(job: ServeJob, holder: str = "") -> list[RuleResult]:
     """Whether the machine is ready for a start, check by check."""
     machine = job.site.look(job.recipe, job.port)
     return run_checks(replace(job, port_holder=holder), machine, job.skipped)
 
 
 @contextmanager
-def kept(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator[None]:
+def kept_attempt(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator[None]:
     """Records an attempt and its end; `good` is the outcome of a block that ends well."""
     attempts.add(begun)
     start = time.monotonic()
@@ -149,7 +149,7 @@ def kept(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator[None]:
             failure=failure,
             issues=list(issues),
             seconds=seconds,
-            at=stamp(),
+            at=attempt_time(),
         )
         try:
             attempts.add(ended)
@@ -174,7 +174,9 @@ def find_among(
     raise errors.NothingServed(f"{recipe}: no container of it is in {titles(engines)}")
 
 
-def stop(engine: ContainerEngine, store: Store, facts: ContainerFacts, timeout_s: int) -> float:
+def stop_container(
+    engine: ContainerEngine, store: Store, facts: ContainerFacts, timeout_s: int
+) -> float:
     """Ends a container and removes it; returns how long that took."""
     require_own(facts)
     begun = time.monotonic()
@@ -187,7 +189,7 @@ def stop(engine: ContainerEngine, store: Store, facts: ContainerFacts, timeout_s
     # started with another store, or by hand with our labels: there is nothing to add to
     attempt = facts.labels.get(Label.ATTEMPT, "")
     if any(known.begun.id == attempt for known in attempts.read().attempts):
-        ended = Ended(id=attempt, outcome="stopped", seconds=round(seconds, 3), at=stamp())
+        ended = Ended(id=attempt, outcome="stopped", seconds=round(seconds, 3), at=attempt_time())
         attempts.add(ended)
     return seconds
 

@@ -24,7 +24,7 @@ from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.serve import guard, port_probe
 from pipeline.serving.serve.health import Door
 from pipeline.serving.serve.port_probe import port_problem
-from pipeline.serving.serve.preflight import Machine, machine_for
+from pipeline.serving.serve.preflight import PreflightMachine, machine_for
 
 # nvidia-smi alone is asked four times, and may take seconds each on many cards
 _CAPTURE_S = 300.0
@@ -40,7 +40,7 @@ class Site:
         """Its name; empty for this machine."""
         return ""
 
-    def look(self, recipe: Recipe, port: int) -> Machine:
+    def look(self, recipe: Recipe, port: int) -> PreflightMachine:
         """What preflight judges, as far as the recipe depends on it; captured now."""
         return machine_for(recipe, port_problem(port), lambda: read_capture(None))
 
@@ -70,7 +70,7 @@ class There(Site):
     def host(self) -> str:
         return self.name
 
-    def look(self, recipe: Recipe, port: int) -> Machine:
+    def look(self, recipe: Recipe, port: int) -> PreflightMachine:
         """Runs the code that looks at this machine, as the login's user."""
         tried = self._ask("the port cannot be tried", port_probe, str(port))
         problem = then(tried, lambda out: out.decode(errors="replace").strip())
@@ -98,7 +98,7 @@ class There(Site):
         """The guard on that machine removes the container when the connection is lost."""
         code = one_line(Path(guard.__file__))
         words = ["python3", "-c", code, self.kind, self.place, container, attempt]
-        process = proc.talk(self.tunnel.command(words), env=proc.environment())
+        process = proc.talk(self.tunnel.command(words), env=proc.child_environment())
         assert process.stdin is not None
         assert process.stdout is not None
         pipe, done = process.stdin, threading.Event()

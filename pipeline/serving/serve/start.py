@@ -19,12 +19,12 @@ from pipeline.artifacts.containers.facts import (
 from pipeline.artifacts.oci.record import ImageRecord
 from pipeline.artifacts.store.store import Store
 from pipeline.core import errors, log
-from pipeline.hosts.rules.issues import findings, match_lines
+from pipeline.hosts.rules.issues import issue_findings, match_lines
 from pipeline.serving.recipe.container import LOOPBACK, container_arguments, container_name
 from pipeline.serving.recipe.launch import Launch
 from pipeline.serving.recipe.model import Expectations
 from pipeline.serving.serve import log_reader
-from pipeline.serving.serve.health import Door, answers, is_healthy, served_models
+from pipeline.serving.serve.health import Door, is_healthy, is_listening, served_models
 
 STOP_S = 60  # engines let the requests that they work on finish
 _POLL_S = 0.3
@@ -252,7 +252,7 @@ class _Wait:
         """Gives up where the engine has long been ready, and nothing answers at its port."""
         if self._ready_at is None or time.monotonic() - self._ready_at < _SILENT_S:
             return
-        if answers(self._door):
+        if is_listening(self._door):
             return
         network = (
             "Podman keeps rules of a container that it forgot (after `podman system reset`, or a"
@@ -279,7 +279,7 @@ def _failure_explained(start: Start, reader: log_reader.LogReader) -> Iterator[N
             pass
         for line in list(reader.last)[-_SHOWN_LINES:]:
             log.say(f"  | {line[:400]}")
-        known = [each.issue for each in findings([match_lines("log", list(reader.last))])]
+        known = [each.issue for each in issue_findings([match_lines("log", list(reader.last))])]
         for issue in known:
             log.say(f"  {issue.id}: {issue.title}\n    {issue.cause}")
         if known:

@@ -20,7 +20,7 @@ from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.serve import folder_probe
 from pipeline.weights.disk.receipt import is_own
 from pipeline.weights.model import WeightsLock
-from pipeline.weights.place import Place, find_places
+from pipeline.weights.place import LockedFolder, find_places
 
 # Where the role `weights` puts the program and the locks; else whatever the login finds.
 PROGRAMS = (("/opt/sm120/venv/bin/sm120", "--checkout", "/opt/sm120/checkout"), ("sm120",))
@@ -44,7 +44,7 @@ class WeightsFolder:
     folder: Path
     file: str = ""
     digest: str | None = None
-    place: Place | None = None
+    place: LockedFolder | None = None
     # of weights on another host
     proof: HostProof | None = None
     config: str | None = None  # its config.json, where it has one

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.serving.smoke.client import Client, Unsound
+from pipeline.serving.smoke.client import ChatClient, Unsound
 from pipeline.serving.smoke.model import Exchange
 
 CHAT = "/v1/chat/completions"
@@ -97,7 +97,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ChatAnswer:
     """What a server answered."""
 
     content: str | None
@@ -132,9 +132,9 @@ class Answer:
         return self.finish == "length"
 
 
-async def ask(
-    client: Client, model: str, messages: Sequence[Mapping[str, Any]], **options: Any
-) -> Answer:
+async def ask_chat(
+    client: ChatClient, model: str, messages: Sequence[Mapping[str, Any]], **options: Any
+) -> ChatAnswer:
     """One chat answer; `stream=True` puts it together from its chunks."""
     is_stream = options.pop("stream", False)
     body = {"model": model, "messages": list(messages), **options}
@@ -165,7 +165,7 @@ def _completion(value: Any) -> _Completion:
 
 def _joined(
     exchange: Exchange, chunks: Sequence[tuple[float, _Completion]], is_stream: bool
-) -> Answer:
+) -> ChatAnswer:
     """One answer from the chunks of a stream; a whole answer is a single chunk."""
     content: list[str | None] = []
     reasoning: list[str] = []
@@ -194,7 +194,7 @@ def _joined(
         finish = choice.finish_reason or finish
     usages = [chunk.usage for _, chunk in chunks if chunk.usage]
     is_null = not is_stream and content == [None]
-    return Answer(
+    return ChatAnswer(
         content=None if is_null else "".join(text or "" for text in content),
         reasoning="".join(reasoning),
         calls=tuple(
@@ -232,7 +232,7 @@ def logprobs_fault(tokens: Sequence[Token]) -> str:
     return ""
 
 
-def tokens_fault(answer: Answer) -> str:
+def tokens_fault(answer: ChatAnswer) -> str:
     """Whether tokens with logprobs are those of another text; empty where they are not."""
 
     def without_spaces(text: str) -> str:

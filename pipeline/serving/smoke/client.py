@@ -16,8 +16,8 @@ from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.log import redacted
 from pipeline.core.model import sha256_of
 from pipeline.core.net.timing import retry_after_s
-from pipeline.core.net.wire import Address, Lost, Raw, send
-from pipeline.serving.smoke.model import Exchange, Limits
+from pipeline.core.net.wire import Address, AnswerLost, Raw, send
+from pipeline.serving.smoke.model import ChatLimits, Exchange
 
 _JSON = {"Content-Type": "application/json"}
 _KEPT_CHARACTERS = 20_000
@@ -42,7 +42,7 @@ class Gone(Unsound):
     """The server no longer answers: further checks would only wait."""
 
 
-class Refused(Unsound):
+class RequestRefused(Unsound):
     """A status that is not 200."""
 
     def __init__(self, exchange: Exchange) -> None:
@@ -60,11 +60,11 @@ class NotOffered(Exception):
 
 
 @dataclass
-class Client:
+class ChatClient:
     """One server. `check` names what is being looked at, for the evidence."""
 
     address: Address
-    limits: Limits = field(default_factory=Limits)
+    limits: ChatLimits = field(default_factory=ChatLimits)
     headers: Mapping[str, str] = field(default_factory=dict)
     check: str = ""
     exchanges: list[Exchange] = field(default_factory=list)
@@ -109,10 +109,10 @@ class Client:
         request = self.address, method, path, data, headers
         while True:
             began = time.monotonic()
-            lost: Lost | None = None
+            lost: AnswerLost | None = None
             try:
                 raw = await send(*request, limit_s=self.limits.request_s, most_bytes=most_bytes)
-            except Lost as error:
+            except AnswerLost as error:
                 lost, raw = error, Raw(0, {}, error.pieces, time.monotonic() - began)
             exchange = Exchange(
                 number=len(self.exchanges),
@@ -139,7 +139,7 @@ class Client:
             tries += 1
         if 200 <= raw.status < 300:
             return exchange, raw
-        refused = Refused(exchange)
+        refused = RequestRefused(exchange)
         raise NotOffered(str(refused)) if optional and raw.status in _NOT_OFFERED else refused
 
     def _json(self, data: bytes) -> Any:

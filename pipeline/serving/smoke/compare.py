@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Literal, NamedTuple, TypeAlias
 
 from pipeline.core import log
-from pipeline.serving.smoke.chat import Answer, Token
+from pipeline.serving.smoke.chat import ChatAnswer, Token
 from pipeline.serving.smoke.model import Tolerance
 
 Kind: TypeAlias = Literal["equal", "tie", "near", "drift", "unjudged"]
@@ -66,7 +66,7 @@ def corruption(text: str, scripts: Sequence[str] = ("LATIN",), *, is_cut: bool =
     return f"{len(foreign)} of {len(letters)} letters are {most.title()}, not {scripts[0].title()}"
 
 
-class Reference(NamedTuple):
+class AnswerReference(NamedTuple):
     """An answer to compare with: its text, and its tokens where the server gives them."""
 
     text: str
@@ -75,39 +75,41 @@ class Reference(NamedTuple):
     finish: str | None = None  # none: not known
 
 
-class Difference(NamedTuple):
+class TextDifference(NamedTuple):
     """How two answers differ, and where first."""
 
     kind: Kind
     message: str = ""
 
 
-def reference(answer: Answer) -> Reference:
+def reference(answer: ChatAnswer) -> AnswerReference:
     """What later answers are held against."""
-    return Reference(text_of(answer), answer.tokens, answer.is_cut, answer.finish)
+    return AnswerReference(written_text(answer), answer.tokens, answer.is_cut, answer.finish)
 
 
-def text_of(answer: Answer) -> str:
+def written_text(answer: ChatAnswer) -> str:
     """All that a model wrote."""
     return answer.reasoning + answer.text
 
 
-def compare(base: Reference, other: Answer, tolerance: Tolerance) -> Difference:
+def compare_answers(
+    base: AnswerReference, other: ChatAnswer, tolerance: Tolerance
+) -> TextDifference:
     """Judge the first difference by the probabilities that the reference saw there.
 
     Only the reference's own logprobs count: a server that computes wrongly is sure of it.
     """
-    text = text_of(other)
+    text = written_text(other)
     if text == base.text:
         if base.finish is None or other.finish == base.finish:
-            return Difference("equal")
+            return TextDifference("equal")
         ends = f"finish_reason is {other.finish!r}, {base.finish!r} alone"
-        return Difference("drift", f"the same text, and {ends}")
+        return TextDifference("drift", f"the same text, and {ends}")
     if base.is_cut and other.is_cut:
         # drafts need room, so that a context is full earlier and one goes on where the other ends
         short, long = sorted((base.text, text), key=len)
         if long.startswith(short) and len(short) > len(long) // 2:
-            return Difference("equal")
+            return TextDifference("equal")
     start = _common(base.text, text)
     shown = f"after {base.text[max(0, start - 20) : start]!r}: {base.text[start : start + 20]!r}"
     shown += f" alone, {text[start : start + 20]!r} here"
@@ -116,15 +118,15 @@ def compare(base: Reference, other: Answer, tolerance: Tolerance) -> Difference:
     if gap is None or (other.is_cut and start == len(text)):
         # only some servers show what the reference could have gone on with where it ended
         if base.tokens and start in (len(base.text), len(text)):
-            return Difference("near", f"{shown} (one of them ends)")
-        return Difference("unjudged", shown)
+            return TextDifference("near", f"{shown} (one of them ends)")
+        return TextDifference("unjudged", shown)
     if gap <= tolerance.tie_nats:
-        return Difference("tie", shown)
+        return TextDifference("tie", shown)
     kind: Kind = "near" if gap <= tolerance.near_nats else "drift"
-    return Difference(kind, f"{shown} ({gap:.2f} nats less probable)")
+    return TextDifference(kind, f"{shown} ({gap:.2f} nats less probable)")
 
 
-def _gap_at(base: Reference, text: str, start: int, tolerance: Tolerance) -> float | None:
+def _gap_at(base: AnswerReference, text: str, start: int, tolerance: Tolerance) -> float | None:
     """How much less probable the other text is at a place; none where no token is known there."""
     joined = "".join(token.text for token in base.tokens)
     ends = list(accumulate(len(token.text) for token in base.tokens))
@@ -177,7 +179,7 @@ def _places(text: str, joined: str, place: int) -> list[int]:
     return []
 
 
-def tally(differences: Sequence[Difference], tolerance: Tolerance) -> tuple[str, str]:
+def tally(differences: Sequence[TextDifference], tolerance: Tolerance) -> tuple[str, str]:
     """Differences counted, for people, and why they are more than a sound server may have."""
     counts = Counter(difference.kind for difference in differences)
     parts = [f"{log.count(len(differences), 'answer')}: {counts['equal']} equal"]

@@ -12,7 +12,7 @@ from pipeline.artifacts.attest.statement import stamp
 from pipeline.core import log
 from pipeline.core.files import write_bytes
 from pipeline.core.model import canonical_json, sha256_of
-from pipeline.images.gate.runs import EXCHANGES, RESULT, Run, RunTest
+from pipeline.images.gate.runs import EXCHANGES, RESULT, ImageRun, RunTest
 from pipeline.serving.smoke.client import WAIT, Gone, NotOffered, Unsound
 from pipeline.serving.smoke.model import Check, Exchange, RungResult, SmokeResult, Verdict
 from pipeline.serving.smoke.rungs.answers import ANSWERS
@@ -23,14 +23,17 @@ from pipeline.serving.smoke.rungs.pictures import PICTURES
 from pipeline.serving.smoke.rungs.speculation import SPECULATION
 from pipeline.serving.smoke.rungs.streams import STREAMS
 from pipeline.serving.smoke.rungs.tools import TOOLS_RUNG
-from pipeline.serving.smoke.session import CheckSpec, Rung, Session
+from pipeline.serving.smoke.session import CheckSpec, Rung, SmokeSession
 
 # In the order in which a person would trust a server: each rung leans on those before it.
 LADDER = (FIRST, ANSWERS, TOOLS_RUNG, STREAMS, LENGTH, MEMORY, PICTURES, SPECULATION)
 
 
 async def climb(
-    session: Session, url: str, rungs: Sequence[Rung] = LADDER, say: Callable[[str], None] = log.say
+    session: SmokeSession,
+    url: str,
+    rungs: Sequence[Rung] = LADDER,
+    say: Callable[[str], None] = log.say,
 ) -> SmokeResult:
     """Every rung until one fails; the result leaves out those after it."""
     started, begin = stamp(datetime.now(UTC)), time.monotonic()
@@ -58,7 +61,7 @@ async def climb(
     )
 
 
-async def _run_rung(session: Session, rung: Rung) -> RungResult:
+async def _run_rung(session: SmokeSession, rung: Rung) -> RungResult:
     begin, client = time.monotonic(), session.client
     checks: list[Check] = []
     is_gone = False
@@ -101,7 +104,7 @@ async def _run_rung(session: Session, rung: Rung) -> RungResult:
     )
 
 
-def why_skipped(session: Session, spec: CheckSpec) -> str:
+def why_skipped(session: SmokeSession, spec: CheckSpec) -> str:
     """Why a check is left out; empty where it is not."""
     if spec.kind == "quality" and not session.plan.quality:
         return session.plan.why_no_quality or "--no-quality"
@@ -138,13 +141,13 @@ def as_run(
     recipe: str | None,
     inputs: Mapping[str, str],
     machine: Mapping[str, str],
-) -> Run:
+) -> ImageRun:
     """A result as it is stated of the image that served; `inputs` are digests of what else ran.
 
     Without a recipe it is of an address: what served is not known.
     """
     files = {EXCHANGES: exchanges_file(exchanges), RESULT: _line(result)}
-    return Run(
+    return ImageRun(
         kind="smoke" if recipe else "address",
         recipe=recipe,
         last_good=result.last_good,

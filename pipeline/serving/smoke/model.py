@@ -43,7 +43,7 @@ class Tolerance(Frozen):
         )
 
 
-class Limits(Frozen):
+class ChatLimits(Frozen):
     """Bounds of each request."""
 
     first_token_s: float = 60.0  # of a short prompt, without load
@@ -80,7 +80,7 @@ class SmokePlan(Frozen):
     answer_tokens: Positive = ANSWER_TOKENS
     stream_tokens: Positive = 160  # of each answer among many
     tolerance: Tolerance = Tolerance()
-    limits: Limits = Limits()
+    limits: ChatLimits = ChatLimits()
 
 
 class Check(Frozen):

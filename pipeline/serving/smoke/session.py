@@ -18,19 +18,19 @@ from pydantic import Field, ValidationError
 from pipeline.core.errors import InputInvalid
 from pipeline.core.files import write_bytes
 from pipeline.core.model import Frozen, canonical_json
-from pipeline.serving.smoke.chat import Answer, Token, ask
-from pipeline.serving.smoke.client import Client, NotOffered, Refused, Unsound
+from pipeline.serving.smoke.chat import ChatAnswer, Token, ask_chat
+from pipeline.serving.smoke.client import ChatClient, NotOffered, RequestRefused, Unsound
 from pipeline.serving.smoke.compare import (
-    Difference,
-    Reference,
-    compare,
+    AnswerReference,
+    TextDifference,
+    compare_answers,
     corruption,
     reference,
     tally,
-    text_of,
+    written_text,
 )
 from pipeline.serving.smoke.model import THINKING_TOKENS, Kind, SmokePlan
-from pipeline.serving.smoke.tasks import Question, countings, sums, word_problems
+from pipeline.serving.smoke.tasks import SmokeQuestion, countings, sums, word_problems
 
 # How the templates of Qwen, GLM, DeepSeek and Kimi name the same switch.
 _THINKING = ("enable_thinking", "thinking")
@@ -50,9 +50,9 @@ class BaselineAnswer(Frozen):
     is_cut: bool = False  # earlier versions wrote no such field
     tokens: tuple[Token, ...]
 
-    def reference(self) -> Reference:
+    def reference(self) -> AnswerReference:
         """As checks compare it."""
-        return Reference(self.text, self.tokens, self.is_cut)
+        return AnswerReference(self.text, self.tokens, self.is_cut)
 
 
 class Baseline(Frozen):
@@ -66,10 +66,10 @@ class Baseline(Frozen):
 
 
 @dataclass
-class Session:
+class SmokeSession:
     """What checks work with."""
 
-    client: Client
+    client: ChatClient
     plan: SmokePlan
     run_code: Callable[[str], str]  # prints of a program, run where it can reach nothing
     model: str = ""
@@ -83,7 +83,7 @@ class Session:
     aliases: frozenset[str] = frozenset()
     thinks: bool = False  # the first answer had reasoning
     instant_thoughts: list[bool] = field(default_factory=list)  # of answers without thinking
-    references: dict[str, Reference] = field(default_factory=dict)
+    references: dict[str, AnswerReference] = field(default_factory=dict)
     # of a server that was started here; at an address alone neither can be done
     restart: Callable[[], Awaitable[None]] | None = None
     start_drafting: Callable[[], Awaitable[None]] | None = None
@@ -92,14 +92,14 @@ class Session:
     is_drafting: bool = False  # the ladder turned its draft model on
     baseline: Baseline | None = None
 
-    async def ask(self, prompt: Prompt, **options: Any) -> Answer:
+    async def ask(self, prompt: Prompt, **options: Any) -> ChatAnswer:
         """A greedy answer; `thinking` turns reasoning on or off where the model has it."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         body = {"temperature": 0, "max_tokens": self.answer_tokens, **options}
         thinking = body.pop("thinking", False)
         if self.plan.reasoning:
             body["chat_template_kwargs"] = dict.fromkeys(_THINKING, thinking)
-        answer = await ask(self.client, self.model, messages, **body)
+        answer = await ask_chat(self.client, self.model, messages, **body)
         if not thinking:
             self.instant_thoughts.append(bool(answer.reasoning.strip()))
         return answer
@@ -116,14 +116,14 @@ class Session:
         """So many tokens of a short answer; all where thinking comes first."""
         return max(tokens, self.answer_tokens) if self.plan.reasoning or self.thinks else tokens
 
-    async def ask_known(self, prompt: str, **options: Any) -> Answer:
+    async def ask_known(self, prompt: str, **options: Any) -> ChatAnswer:
         """The same with logprobs where there are any, so that others can be held against it."""
         if self.has_logprobs is not False:
             try:
                 answer = await self.ask(prompt, logprobs=True, top_logprobs=5, **options)
                 self.has_logprobs = any(token.top for token in answer.tokens)
                 return answer
-            except Refused as error:
+            except RequestRefused as error:
                 if not error.is_of_field or self.has_logprobs:
                     raise
                 self.has_logprobs = False
@@ -131,11 +131,11 @@ class Session:
 
     async def ask_all(
         self, prompts: Sequence[Prompt], at_once: int, **options: Any
-    ) -> list[Answer | Unsound]:
+    ) -> list[ChatAnswer | Unsound]:
         """Many answers, so many at the same time; every second one as a stream."""
         places = asyncio.Semaphore(at_once)
 
-        async def one(number: int, prompt: Prompt) -> Answer | Unsound:
+        async def one(number: int, prompt: Prompt) -> ChatAnswer | Unsound:
             async with places:
                 try:
                     return await self.ask(prompt, stream=number % 2 == 1, **options)
@@ -146,14 +146,14 @@ class Session:
 
     async def ask_clean(
         self, prompts: Sequence[Prompt], at_once: int, **options: Any
-    ) -> list[Answer]:
+    ) -> list[ChatAnswer]:
         """The same; refused where one fails, is empty or corrupted."""
         answers = answers_of(await self.ask_all(prompts, at_once, **options))
         for answer in answers:
             self.require_clean(answer)
         return answers
 
-    def require_clean(self, answer: Answer, scripts: Sequence[str] = ("LATIN",)) -> None:
+    def require_clean(self, answer: ChatAnswer, scripts: Sequence[str] = ("LATIN",)) -> None:
         """Refuse an empty answer and, of a model that can write, a corrupted one."""
         if answer.is_empty:
             raise Unsound("the answer is empty")
@@ -162,23 +162,23 @@ class Session:
         if why := corruption(answer.text, scripts, is_cut=answer.is_cut):
             raise Unsound(f"corrupted text: {why}: {answer.text[:80]!r}")
 
-    def require_right(self, question: Question, text: str) -> None:
+    def require_right(self, question: SmokeQuestion, text: str) -> None:
         """Refuse, of a model that can write, a wrong answer."""
         if self.plan.quality and (why := question.mistake(text)):
             raise Unsound(why)
 
-    def require_same(self, base: Reference, others: Sequence[Answer]) -> str:
+    def require_same(self, base: AnswerReference, others: Sequence[ChatAnswer]) -> str:
         """Answers that differ no more than a sound server's may."""
-        return self.require_close([compare(base, o, self.plan.tolerance) for o in others])
+        return self.require_close([compare_answers(base, o, self.plan.tolerance) for o in others])
 
-    def require_close(self, differences: Sequence[Difference], what: str = "") -> str:
+    def require_close(self, differences: Sequence[TextDifference], what: str = "") -> str:
         """Differences that a sound server may have, counted."""
         found, why = tally(differences, self.plan.tolerance)
         if why:
             raise Unsound(what + why)
         return found
 
-    async def reference_for(self, prompt: str, **options: Any) -> Reference:
+    async def reference_for(self, prompt: str, **options: Any) -> AnswerReference:
         """The answer to a prompt when nothing else runs; asked once."""
         if prompt not in self.references:
             answer = await self.ask_known(prompt, **options)
@@ -187,12 +187,12 @@ class Session:
         return self.references[prompt]
 
 
-def answers_of(results: Sequence[Answer | Unsound]) -> list[Answer]:
+def answers_of(results: Sequence[ChatAnswer | Unsound]) -> list[ChatAnswer]:
     """All answers; the first failure is raised, with how many there were."""
     failed = [r for r in results if isinstance(r, Unsound)]
     if failed:
         raise Unsound(f"{len(failed)} of {len(results)} requests failed: {failed[0]}")
-    return [r for r in results if isinstance(r, Answer)]
+    return [r for r in results if isinstance(r, ChatAnswer)]
 
 
 @contextmanager
@@ -200,18 +200,18 @@ def optional(what: str) -> Iterator[None]:
     """A field that a server need not know: one that refuses it does not offer it."""
     try:
         yield
-    except Refused as error:
+    except RequestRefused as error:
         if error.is_of_field:
             raise NotOffered(f"{what}: {error}") from error
         raise
 
 
-def baseline_questions() -> list[Question]:
+def baseline_questions() -> list[SmokeQuestion]:
     """What a trusted run is asked: long answers, small sums, problems of three steps."""
     return [*countings(6), *sums(12, seed=11), *word_problems(12, seed=12)]
 
 
-def is_right(question: Question, text: str) -> bool:
+def is_right(question: SmokeQuestion, text: str) -> bool:
     """A long answer holds all that is wanted; a short one ends with it."""
     return question.is_held(text) if "," in question.want else question.is_right(text)
 
@@ -234,7 +234,7 @@ def read_baseline(path: Path) -> Baseline:
         ) from error
 
 
-async def record_baseline(session: Session, url: str) -> Baseline:
+async def record_baseline(session: SmokeSession, url: str) -> Baseline:
     """Ask one after the other, so that nothing depends on a batch."""
     answers = []
     for question in baseline_questions():
@@ -243,7 +243,7 @@ async def record_baseline(session: Session, url: str) -> Baseline:
         answers.append(
             BaselineAnswer(
                 prompt=question.prompt,
-                text=text_of(answer),
+                text=written_text(answer),
                 is_right=is_right(question, answer.text),
                 is_cut=answer.is_cut,
                 tokens=answer.tokens,
@@ -254,7 +254,7 @@ async def record_baseline(session: Session, url: str) -> Baseline:
 
 
 # A sentence for people; raises what it finds.
-Run: TypeAlias = Callable[[Session], Awaitable[str]]
+Run: TypeAlias = Callable[[SmokeSession], Awaitable[str]]
 
 
 class CheckSpec(NamedTuple):
@@ -263,7 +263,7 @@ class CheckSpec(NamedTuple):
     name: str
     kind: Kind
     run: Run
-    skip: Callable[[Session], str] = lambda _: ""  # why there is nothing to look at
+    skip: Callable[[SmokeSession], str] = lambda _: ""  # why there is nothing to look at
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,14 +272,17 @@ class Rung:
 
     name: str
     title: str
-    parts: list[Callable[[Session], Sequence[CheckSpec]]] = field(default_factory=list)
+    parts: list[Callable[[SmokeSession], Sequence[CheckSpec]]] = field(default_factory=list)
 
-    def checks(self, session: Session) -> list[CheckSpec]:
+    def checks(self, session: SmokeSession) -> list[CheckSpec]:
         """What follows from the plan, and from what the server said of itself."""
         return [spec for part in self.parts for spec in part(session)]
 
     def check(
-        self, name: str, kind: Kind = "mechanics", skip: Callable[[Session], str] = lambda _: ""
+        self,
+        name: str,
+        kind: Kind = "mechanics",
+        skip: Callable[[SmokeSession], str] = lambda _: "",
     ) -> Callable[[Run], Run]:
         """Adds a function as a check."""
 

@@ -7,7 +7,7 @@ import re
 from typing import Any, NamedTuple
 
 
-class Question(NamedTuple):
+class SmokeQuestion(NamedTuple):
     """What is asked, and what a right answer holds."""
 
     prompt: str
@@ -27,7 +27,7 @@ class Question(NamedTuple):
         return self.want in ", ".join(re.findall(r"\d+", text))
 
 
-def sums(count: int, seed: int = 1) -> list[Question]:
+def sums(count: int, seed: int = 1) -> list[SmokeQuestion]:
     """Small sums and products."""
     dice = random.Random(seed)  # noqa: S311 - the same questions every time, nothing secret
     questions = []
@@ -40,22 +40,22 @@ def sums(count: int, seed: int = 1) -> list[Question]:
     return questions
 
 
-def additions(count: int, seed: int = 5) -> list[Question]:
+def additions(count: int, seed: int = 5) -> list[SmokeQuestion]:
     """Sums whose questions all have the same length."""
     dice = random.Random(seed)  # noqa: S311
     pairs = [(dice.randint(12, 89), dice.randint(12, 89)) for _ in range(count)]
     return [_sum(f"{a} + {b}", a + b) for a, b in pairs]
 
 
-def _sum(expression: str, want: int) -> Question:
-    return Question(f"What is {expression}? Answer with the number only.", str(want))
+def _sum(expression: str, want: int) -> SmokeQuestion:
+    return SmokeQuestion(f"What is {expression}? Answer with the number only.", str(want))
 
 
 _PEOPLE = ("Mia", "Noah", "Ida", "Omar", "Lena", "Yuki")
 _THINGS = ("pens", "apples", "stamps", "coins", "cards", "shells")
 
 
-def word_problems(count: int, seed: int = 2) -> list[Question]:
+def word_problems(count: int, seed: int = 2) -> list[SmokeQuestion]:
     """School problems of three steps, as GSM8K has them: kernels that are a little wrong show here.
 
     A model that got 0.89 elsewhere got 0.46–0.52: local-inference-lab/rtx6kpro#61.
@@ -71,11 +71,11 @@ def word_problems(count: int, seed: int = 2) -> list[Question]:
             f" and then buys {gets} {what}. How many {what} does {who} have now?"
             " End with the number."
         )
-        questions.append(Question(prompt, str(boxes * each - gives + gets)))
+        questions.append(SmokeQuestion(prompt, str(boxes * each - gives + gets)))
     return questions
 
 
-def countings(count: int, length: int = 24, start: int = 100) -> list[Question]:
+def countings(count: int, length: int = 24, start: int = 100) -> list[SmokeQuestion]:
     """Prompts with long, known, different answers: what one request takes from another shows."""
     questions = []
     for number in range(count):
@@ -85,7 +85,7 @@ def countings(count: int, length: int = 24, start: int = 100) -> list[Question]:
             " separated by a comma and a space. Write nothing else."
         )
         numbers = ", ".join(str(n) for n in range(first, first + length))
-        questions.append(Question(prompt, numbers))
+        questions.append(SmokeQuestion(prompt, numbers))
     return questions
 
 
@@ -273,7 +273,7 @@ class Haystack(NamedTuple):
     """A long text with numbers hidden in it."""
 
     text: str
-    needles: tuple[Question, ...]
+    needles: tuple[SmokeQuestion, ...]
 
 
 def haystack(sentences: int, depths: list[float], seed: int) -> Haystack:
@@ -288,5 +288,5 @@ def haystack(sentences: int, depths: list[float], seed: int) -> Haystack:
         town = _TOWNS[(number + seed) % len(_TOWNS)]
         secret = dice.randint(1000, 9999)
         lines.insert(round(depth * len(lines)), _NEEDLE.format(town, secret))
-        needles.append(Question(_NEEDLE_QUESTION.format(town), str(secret)))
+        needles.append(SmokeQuestion(_NEEDLE_QUESTION.format(town), str(secret)))
     return Haystack("\n".join(lines), tuple(reversed(needles)))

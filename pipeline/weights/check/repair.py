@@ -25,14 +25,14 @@ from pipeline.core import log
 from pipeline.core.errors import Interrupted, PipelineError
 from pipeline.core.files import free_bytes, locked
 from pipeline.core.model import Frozen
-from pipeline.core.net.http import Client
-from pipeline.weights.check.verify import Checked, VerifyOptions, verify
-from pipeline.weights.disk.hashing import BLOCK_BYTES, mark_of, on_all_cores, read_file
+from pipeline.core.net.http import NetClient
+from pipeline.weights.check.verify import Checked, WeightsVerifyOptions, verify_files
+from pipeline.weights.disk.hashing import BLOCK_BYTES, hash_file, hash_on_all_cores, mark_of
 from pipeline.weights.disk.install import clear_name, make_way, repair_link, set_aside
 from pipeline.weights.disk.receipt import read_receipt
-from pipeline.weights.disk.survey import plain_size, right_size, shown, some, walk
+from pipeline.weights.disk.survey import plain_size, right_size, shown_name, some, walk_folder
 from pipeline.weights.model import FILE_HASH, FilePin
-from pipeline.weights.place import Place, cache_name, user_cache
+from pipeline.weights.place import LockedFolder, cache_name, user_cache
 from pipeline.weights.transfer.fetch import fetch_files, fetch_range
 from pipeline.weights.transfer.router import ByteStream, Route
 from pipeline.weights.transfer.sources import open_local
@@ -48,7 +48,7 @@ class RouteSupply:
     """Folders, neighbours and the Hub, as a fetch uses them."""
 
     routes: Sequence[Route]
-    client: Client
+    client: NetClient
 
 
 @dataclass(eq=False)
@@ -73,8 +73,8 @@ class Repaired(Frozen):
     error: str = ""
 
 
-def repair(
-    place: Place, checked: Checked, supply: RouteSupply, *, dry_run: bool = False
+def repair_damage(
+    place: LockedFolder, checked: Checked, supply: RouteSupply, *, dry_run: bool = False
 ) -> list[Repaired]:
     """Repair the damage that a verify reported; a file that cannot be is named, others go on.
 
@@ -91,7 +91,7 @@ def repair(
         # before copies are looked for, which may be found among them
         for finding in () if dry_run else extras:
             aside = set_aside(place, place.snapshot / finding.name).relative_to(place.root)
-            done.append(Repaired(path=finding.path, how=shown(f"set aside as {aside}")))
+            done.append(Repaired(path=finding.path, how=shown_name(f"set aside as {aside}")))
         pins = [pin for pin in place.lock.files if pin.path in wrong]
         receipt = read_receipt(place)
         # of a file that is there in part, the marks tell which blocks are right
@@ -114,7 +114,7 @@ def repair(
         todo = list({place.file(pin): pin for pin in part}.values())
         with log.progress("repaired", sum(pin.size_bytes for pin in todo)) as bar:
             patch = partial(_patch, place, marks, supply, bar.advance)
-            patched = on_all_cores(patch, todo, supply.client.hang_up, _JOBS)
+            patched = hash_on_all_cores(patch, todo, supply.client.hang_up, _JOBS)
         done += [repaired for repaired in patched if repaired]
         rebuilt = {place.file(p) for p in pins if p.path in {r.path for r in done}}
         whole = [pin for pin in pins if place.file(pin) not in rebuilt]
@@ -128,7 +128,7 @@ def repair(
     return sorted(done, key=lambda r: r.path)
 
 
-def _report(place: Place, pins: list[FilePin], here: set[str], part: list[FilePin]) -> None:
+def _report(place: LockedFolder, pins: list[FilePin], here: set[str], part: list[FilePin]) -> None:
     """How much is to be fetched."""
     blobs = {pin.want: pin for pin in pins}.values()
     local = [pin for pin in blobs if pin.want in here]
@@ -150,7 +150,9 @@ def _report(place: Place, pins: list[FilePin], here: set[str], part: list[FilePi
         )
 
 
-def repair_known(place: Place, pins: Collection[FilePin], supply: RouteSupply) -> list[Repaired]:
+def repair_known(
+    place: LockedFolder, pins: Collection[FilePin], supply: RouteSupply
+) -> list[Repaired]:
     """Repair files that a receipt knows block by block, so that a fetch need not take them whole.
 
     All else, also what cannot be repaired, is left to the fetch.
@@ -167,24 +169,26 @@ def repair_known(place: Place, pins: Collection[FilePin], supply: RouteSupply) -
     )
     if not doubted:
         return []
-    checked = verify(place, VerifyOptions(paths=doubted))
+    checked = verify_files(place, WeightsVerifyOptions(paths=doubted))
     # one that holds another file's bytes is what the fetch moves to its name
     wants = {pin.want for pin in pins}
     swapped = {path for path, reading in checked.readings.items() if reading.digest in wants}
     damage = [f for f in checked.report.damage if f.kind in ("changed", "short", "long")]
     wrong = [f for f in damage if f.path not in swapped]
     report = checked.report.model_copy(update={"findings": wrong})
-    return repair(place, Checked(report, checked.readings), supply) if wrong else []
+    return repair_damage(place, Checked(report, checked.readings), supply) if wrong else []
 
 
-def find_copies(place: Place, pins: Sequence[FilePin], judged: Collection[Path]) -> dict[str, Path]:
+def find_copies(
+    place: LockedFolder, pins: Sequence[FilePin], judged: Collection[Path]
+) -> dict[str, Path]:
     """By the wanted hash, a file that has it. What `judged` files hold is known already."""
     wanted = {pin.want for pin in pins}
     sizes = {pin.size_bytes for pin in pins} - {0}  # an empty file needs no copy
     by_size: dict[int, list[Path]] = {}
     # what is half fetched or half repaired is no copy
     unfinished = place.partial_folder.relative_to(place.root).as_posix()
-    for path in (place.root / name for name in walk(place.root, [unfinished])):
+    for path in (place.root / name for name in walk_folder(place.root, [unfinished])):
         # a blob's name is its hash, so one with another name need not be read
         is_blob = path.parent.name == "blobs" and FILE_HASH.fullmatch(path.name)
         if path in judged or (is_blob and path.name not in wanted):
@@ -212,14 +216,14 @@ def find_copies(place: Place, pins: Sequence[FilePin], judged: Collection[Path])
 
     def check(item: tuple[Path, FilePin]) -> None:
         with suppress(OSError):
-            by_digest[read_file(item[0], item[1].new_hash(), stop=stop).digest] = item[0]
+            by_digest[hash_file(item[0], item[1].new_hash(), stop=stop).digest] = item[0]
 
-    on_all_cores(check, [(path, pin) for (path, _), pin in candidates.items()], stop.set)
+    hash_on_all_cores(check, [(path, pin) for (path, _), pin in candidates.items()], stop.set)
     return {digest: path for digest, path in by_digest.items() if digest in wanted}
 
 
 def _fetched(
-    place: Place,
+    place: LockedFolder,
     pins: list[FilePin],
     copies: dict[str, Path],
     held: Collection[str],
@@ -256,7 +260,7 @@ def _fetched(
 
 
 def _patch(
-    place: Place,
+    place: LockedFolder,
     known: dict[str, tuple[str, ...]],
     supply: RouteSupply,
     advance: Callable[[int], None],
@@ -312,7 +316,7 @@ def _patch(
             for start, stop in missing(merged([*asked, *held]), size):
                 copy_range(taken, made, start, stop)
             os.fsync(made)
-        if read_file(path, pin.new_hash(), stop=supply.client.stop).digest != pin.want:
+        if hash_file(path, pin.new_hash(), stop=supply.client.stop).digest != pin.want:
             path.unlink()
             return None
         make_way(place, target)
@@ -325,7 +329,7 @@ def _patch(
     return Repaired(path=pin.path, how=how, fetched_bytes=sum(b - a for a, b in ranges))
 
 
-def _read_range(route: Route, pin: FilePin, span: Span, client: Client) -> bytes:
+def _read_range(route: Route, pin: FilePin, span: Span, client: NetClient) -> bytes:
     try:
         return b"".join(fetch_range([route], pin, *span, client=client))
     except Interrupted:

@@ -19,10 +19,10 @@ from pydantic import ValidationError
 
 from pipeline.core.files import locked, read_plain, write_bytes
 from pipeline.core.model import Frozen, canonical_json
-from pipeline.weights.check.verify import VerifyOptions, verify
+from pipeline.weights.check.verify import WeightsVerifyOptions, verify_files
 from pipeline.weights.disk.hashing import Identity
 from pipeline.weights.disk.survey import FileFinding, Present, survey
-from pipeline.weights.place import Place
+from pipeline.weights.place import LockedFolder
 
 DAY_S = 86_400
 CATCH_UP_NIGHTS = 7  # after a holiday, a week's reading in one night at the most
@@ -64,14 +64,16 @@ class ScrubSlice(Frozen):
 
 
 @dataclass(frozen=True)
-class Pace:
+class ScrubPace:
     """How fast to read the whole set."""
 
     every_days: int
     budget_bytes: int | None = None
 
 
-def scrub(place: Place, pace: Pace, now_s: int, neighbours: Collection[Place] = ()) -> ScrubSlice:
+def read_slice(
+    place: LockedFolder, pace: ScrubPace, now_s: int, neighbours: Collection[LockedFolder] = ()
+) -> ScrubSlice:
     """Read tonight's slice; what was known to be bad stays reported until it is right."""
     place.require_own_state()
     with locked(place.state / "scrub.lock"):
@@ -97,8 +99,8 @@ def scrub(place: Place, pace: Pace, now_s: int, neighbours: Collection[Place] = 
         chosen = _tonight(present, histories, pace, credit, most, now_s)
         names = frozenset(item.pin.path for item in chosen)
         # one file at a time: a scrub runs beside an engine, and has all night
-        request = VerifyOptions(paths=names, full=True, direct=True, jobs=1)
-        report = verify(place, request, neighbours).report
+        request = WeightsVerifyOptions(paths=names, full=True, direct=True, jobs=1)
+        report = verify_files(place, request, neighbours).report
         damage = {finding.path: finding for finding in reversed(report.damage)}
         for item in chosen:
             if bad := damage.get(item.pin.path):
@@ -126,7 +128,7 @@ def scrub(place: Place, pace: Pace, now_s: int, neighbours: Collection[Place] = 
 def _tonight(
     present: list[Present],
     histories: Mapping[str, FileHistory],
-    pace: Pace,
+    pace: ScrubPace,
     credit: int,
     most: int,
     now_s: int,

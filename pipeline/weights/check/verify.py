@@ -15,7 +15,7 @@ from pipeline.core.errors import LocksDisagree, LockStale
 from pipeline.core.model import Frozen
 from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.disk import hashing, receipt
-from pipeline.weights.disk.hashing import Reading, cores, on_all_cores, read_file
+from pipeline.weights.disk.hashing import FileReading, hash_file, hash_on_all_cores, hashing_cores
 from pipeline.weights.disk.survey import FileFinding, Kind, Present, extras, some, survey
 from pipeline.weights.model import (
     FilePin,
@@ -23,13 +23,13 @@ from pipeline.weights.model import (
     chosen_files,
     is_chosen,
     lock_path,
-    read_lock,
+    read_weights_lock,
 )
-from pipeline.weights.place import Place
+from pipeline.weights.place import LockedFolder
 
 
 @dataclass(frozen=True)
-class VerifyOptions:
+class WeightsVerifyOptions:
     """How to verify."""
 
     only: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class VerifyOptions:
     paths: frozenset[str] | None = None  # exactly these, if given
     full: bool = False  # use no receipt
     direct: bool = False  # read from the disk, not from the page cache
-    jobs: int = field(default_factory=cores)
+    jobs: int = field(default_factory=hashing_cores)
 
     def chosen(self, lock: WeightsLock) -> list[FilePin]:
         """The files to look at."""
@@ -75,10 +75,12 @@ class Checked:
     """A report, and for a repair what the files that were read hold."""
 
     report: VerifyReport
-    readings: dict[str, Reading]
+    readings: dict[str, FileReading]
 
 
-def verify(place: Place, request: VerifyOptions, neighbours: Collection[Place] = ()) -> Checked:
+def verify_files(
+    place: LockedFolder, request: WeightsVerifyOptions, neighbours: Collection[LockedFolder] = ()
+) -> Checked:
     """Check every chosen file; read those that no receipt proves."""
     start = time.monotonic()
     pins = request.chosen(place.lock)
@@ -99,7 +101,7 @@ def verify(place: Place, request: VerifyOptions, neighbours: Collection[Place] =
         bad = {finding.path for finding in findings if finding.damage} - reader.unjudged
         if since_ns is not None and (todo or bad & known.keys()):
             good = [receipt.proved(pin, r, since_ns) for pin, r in reader.proved]
-            receipt.keep(place, good, bad)
+            receipt.keep_receipt(place, good, bad)
     report = VerifyReport(
         name=place.lock.name,
         commit=place.lock.commit,
@@ -119,11 +121,11 @@ def verify(place: Place, request: VerifyOptions, neighbours: Collection[Place] =
 class _FileReader:
     """Reads files on all cores and sorts them into proved and not."""
 
-    def __init__(self, request: VerifyOptions) -> None:
+    def __init__(self, request: WeightsVerifyOptions) -> None:
         self._request = request
         self._stop = threading.Event()
-        self.proved: list[tuple[FilePin, Reading]] = []
-        self.readings: dict[str, Reading] = {}
+        self.proved: list[tuple[FilePin, FileReading]] = []
+        self.readings: dict[str, FileReading] = {}
         self.findings: list[FileFinding] = []
         self.unjudged: set[str] = set()  # the machine failed, not the file: an old proof stays
 
@@ -135,12 +137,12 @@ class _FileReader:
         order = sorted(blobs.values(), key=lambda items: -items[0].pin.size_bytes)
         with log.progress("verified", sum(items[0].pin.size_bytes for items in order)) as bar:
             judge = partial(self._judge, bar.advance)
-            on_all_cores(judge, order, self._stop.set, self._request.jobs)
+            hash_on_all_cores(judge, order, self._stop.set, self._request.jobs)
 
     def _judge(self, advance: hashing.Advance, items: list[Present]) -> None:
         path, pin, stop = items[0].path, items[0].pin, self._stop
         try:
-            reading = read_file(
+            reading = hash_file(
                 path, pin.new_hash(), advance=advance, stop=stop, direct=self._request.direct
             )
             if reading.identity != items[0].identity:
@@ -183,7 +185,7 @@ class Backing(Frozen):
         return sentence
 
 
-def checkout_backing(place: Place, checkout: Checkout | None) -> Backing:
+def checkout_backing(place: LockedFolder, checkout: Checkout | None) -> Backing:
     """Compare the lock beside the files with the checkout's; raises where they disagree."""
     if checkout is None:
         return Backing()
@@ -194,10 +196,10 @@ def checkout_backing(place: Place, checkout: Checkout | None) -> Backing:
     for path in sorted(own.parent.glob("*.lock.yaml")):
         # a forged lock may have another name, so all locks of its commit are compared
         if path != own and lock.commit in path.read_text(encoding="utf-8", errors="replace"):
-            _require_no_contradiction(place, path, read_lock(path))
+            _require_no_contradiction(place, path, read_weights_lock(path))
     if not own.is_file():
         return Backing()
-    known = read_lock(own)
+    known = read_weights_lock(own)
     _require_no_contradiction(place, own, known)
     difference = ""
     if (lock.repository, lock.commit) != (known.repository, known.commit):
@@ -214,7 +216,7 @@ def checkout_backing(place: Place, checkout: Checkout | None) -> Backing:
     return Backing(vouched_by="the checkout")
 
 
-def _require_no_contradiction(place: Place, path: Path, known: WeightsLock) -> None:
+def _require_no_contradiction(place: LockedFolder, path: Path, known: WeightsLock) -> None:
     """One commit has one content: two locks of it that differ cannot both be right."""
     lock, pins = place.lock, {pin.path: pin for pin in known.files}
     if (lock.repository, lock.commit) != (known.repository, known.commit):

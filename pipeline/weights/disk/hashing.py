@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 from pipeline.core.errors import Interrupted
 from pipeline.core.files import folder_below
 from pipeline.weights.model import FilePin
-from pipeline.weights.place import Place
+from pipeline.weights.place import LockedFolder
 
 BLOCK_BYTES = 4 << 20  # what a repair fetches for one wrong byte
 MARK_CHARS = 16  # 64 bits tell the blocks of a file apart
@@ -64,7 +64,7 @@ class Moved(OSError):
 
 
 @dataclass(frozen=True)
-class Reading:
+class FileReading:
     """One pass over a file."""
 
     digest: str
@@ -78,14 +78,14 @@ def identity_of(status: os.stat_result) -> Identity:
     return Identity(s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino, s.st_dev)
 
 
-def read_file(
+def hash_file(
     path: Path,
     hasher: hashlib._Hash,
     *,
     advance: Advance = lambda n_bytes: None,
     stop: threading.Event | None = None,
     direct: bool = False,
-) -> Reading:
+) -> FileReading:
     """Hash a file; `direct` asks the disk itself, not the memory that caches it."""
     handle = -1
     if direct:
@@ -123,7 +123,7 @@ def read_open(
     advance: Advance = lambda n_bytes: None,
     stop: threading.Event | None = None,
     give_back: bool = False,
-) -> Reading:
+) -> FileReading:
     """Hash an open file; `give_back` leaves no more of it in the page cache than there was."""
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
@@ -157,7 +157,7 @@ def read_open(
                     os.posix_fadvise(handle, start, end - start, os.POSIX_FADV_DONTNEED)
     if identity_of(os.fstat(handle)) != before:
         raise Moved("changed while it was read")
-    return Reading(marked.digest, marked.marks, before)
+    return FileReading(marked.digest, marked.marks, before)
 
 
 class MarkedHash:
@@ -194,19 +194,19 @@ def mark_of(hasher: hashlib._Hash) -> str:
     return hasher.hexdigest()[:MARK_CHARS]
 
 
-def cores() -> int:
+def hashing_cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) or 1
 
 
-def on_all_cores(
+def hash_on_all_cores(
     work: Callable[[Item], Result], items: list[Item], halt: Callable[[], None], jobs: int = 0
 ) -> list[Result]:
     """Do the work in threads, in order of the list; Ctrl-C and errors halt all of them.
 
     hashlib and the kernel let go of the interpreter's lock, so threads fill all cores.
     """
-    pool = ThreadPoolExecutor(max(1, min(jobs or cores(), len(items))))
+    pool = ThreadPoolExecutor(max(1, min(jobs or hashing_cores(), len(items))))
     try:
         return list(pool.map(work, items))
     except BaseException:
@@ -225,7 +225,7 @@ class FileUnreadable(Exception):
     """Why the machine could not read a file now; it proves nothing about the file's bytes."""
 
 
-def open_pin(place: Place, pin: FilePin) -> int:
+def open_pin(place: LockedFolder, pin: FilePin) -> int:
     """The file, opened without following any link, so that nothing outside its folder is read."""
     root, path = place.root.resolve(), place.file(pin)
     return open_below(root, path.relative_to(place.root).as_posix())

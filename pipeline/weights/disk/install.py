@@ -14,16 +14,16 @@ from itertools import count
 from pathlib import Path
 
 from pipeline.core.files import link_or_copy, os_errors_explained, write_bytes
-from pipeline.weights.disk.hashing import read_file
+from pipeline.weights.disk.hashing import hash_file
 from pipeline.weights.model import FilePin
-from pipeline.weights.place import Place
+from pipeline.weights.place import LockedFolder
 
 # Files are repaired in parallel: of two that look at the same linked folder, the second would set
 # aside the real folder that the first has just made, with the files in it.
 _MAKING_WAY = threading.Lock()
 
 
-def install(place: Place, partial: Path, pins: Sequence[FilePin]) -> None:
+def install_file(place: LockedFolder, partial: Path, pins: Sequence[FilePin]) -> None:
     """Move checked bytes to every name that they have."""
     first, *others = dict.fromkeys(place.file(pin) for pin in pins)
     with os_errors_explained(first):
@@ -40,7 +40,7 @@ def install(place: Place, partial: Path, pins: Sequence[FilePin]) -> None:
         link(place, pin)
 
 
-def link(place: Place, pin: FilePin) -> bool:
+def link(place: LockedFolder, pin: FilePin) -> bool:
     """In the Hub's layout, let the name lead to the blob; whether that needed a change."""
     name, target = place.name(pin), place.link_target(pin)
     if not place.hub_cache or place.is_without_link(pin):
@@ -59,13 +59,13 @@ def link(place: Place, pin: FilePin) -> bool:
     return True
 
 
-def repair_link(place: Place, pin: FilePin) -> bool:
+def repair_link(place: LockedFolder, pin: FilePin) -> bool:
     """As `link`, where anything may lie in the way; whether that needed a change."""
     clear_name(place, pin)
     return link(place, pin)
 
 
-def clear_name(place: Place, pin: FilePin) -> None:
+def clear_name(place: LockedFolder, pin: FilePin) -> None:
     """In the Hub's layout, set aside what lies in the place of a name's link."""
     if not place.hub_cache or place.is_without_link(pin):
         return
@@ -74,13 +74,13 @@ def clear_name(place: Place, pin: FilePin) -> None:
     if name.exists() and not name.is_symlink():
         digest = ""
         with suppress(OSError):
-            digest = read_file(name, pin.new_hash()).digest
+            digest = hash_file(name, pin.new_hash()).digest
         # setting aside a copy of a good file would only fill the disk
         if digest != pin.want:
             set_aside(place, name)
 
 
-def make_way(place: Place, target: Path) -> None:
+def make_way(place: LockedFolder, target: Path) -> None:
     """Real folders down to the target, and nothing but a file in its place."""
     folder = place.root
     with _MAKING_WAY:
@@ -93,7 +93,7 @@ def make_way(place: Place, target: Path) -> None:
             set_aside(place, target)
 
 
-def set_aside(place: Place, path: Path) -> Path:
+def set_aside(place: LockedFolder, path: Path) -> Path:
     """Move something out of the way, to where a person can look at it."""
     folder = place.aside_folder
     place.require_own_state()
@@ -106,7 +106,7 @@ def set_aside(place: Place, path: Path) -> Path:
     return free
 
 
-def name_revision(place: Place, revision: str) -> None:
+def name_revision(place: LockedFolder, revision: str) -> None:
     """In the Hub's layout, let the revision's name lead to the locked commit."""
     if place.hub_cache:
         # without it the Hub's client, offline, does not find the snapshot of `main`

@@ -32,14 +32,14 @@ from pipeline.weights.disk.hashing import (
     BLOCK_BYTES,
     MACHINE_ERRORS,
     MARK_CHARS,
+    FileReading,
     Identity,
-    Reading,
-    on_all_cores,
-    read_file,
+    hash_file,
+    hash_on_all_cores,
 )
 from pipeline.weights.disk.survey import FileFinding, extras, plain_size, right_size, survey
-from pipeline.weights.model import FilePin, WeightsLock, sealed, spec_of
-from pipeline.weights.place import STATE, Place, in_hub_cache, require_no_links
+from pipeline.weights.model import FilePin, WeightsLock, sealed_weights_lock, weights_spec
+from pipeline.weights.place import STATE, LockedFolder, in_hub_cache, require_no_links
 
 # The coarsest clock of a file system in use (FAT's); Linux's own disks tick every few milliseconds.
 _CLOCK_TICK_NS = 2_000_000_000
@@ -88,7 +88,7 @@ def machine() -> str:
         return ""
 
 
-def read_receipt(place: Place) -> dict[str, ReceiptEntry]:
+def read_receipt(place: LockedFolder) -> dict[str, ReceiptEntry]:
     """Entries by path, each for the hash it names; none of a receipt that is damaged or foreign."""
     try:
         receipt = Receipt.model_validate_json(read_plain(place.receipt_file, _MOST_BYTES) or b"")
@@ -101,7 +101,7 @@ def read_receipt(place: Place) -> dict[str, ReceiptEntry]:
     return {entry.path: entry for entry in receipt.files} if is_own and is_whole else {}
 
 
-def disk_time_ns(place: Place) -> int | None:
+def disk_time_ns(place: LockedFolder) -> int | None:
     """Now, by the clock that stamps the files; None where nothing can be written."""
     try:
         place.require_own_state()
@@ -121,7 +121,7 @@ def state_time_ns(state: Path) -> int | None:
         return None
 
 
-def proved(pin: FilePin, reading: Reading, since_ns: int) -> ReceiptEntry:
+def proved(pin: FilePin, reading: FileReading, since_ns: int) -> ReceiptEntry:
     """The entry of a file whose hash was right; reading began after `since_ns`.
 
     A file changed in the same tick of the clock could change once more without a trace ("racily
@@ -141,7 +141,7 @@ def set_back_mtime(path: Path) -> None:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns - 2 * _CLOCK_TICK_NS))
 
 
-def installed(place: Place, pin: FilePin, marks: Sequence[str]) -> ReceiptEntry:
+def installed_entry(place: LockedFolder, pin: FilePin, marks: Sequence[str]) -> ReceiptEntry:
     """The entry of a file that was hashed while it was written, and has just got its name.
 
     Its last change is too fresh to tell it from one in the same tick of the clock. But whoever
@@ -156,7 +156,7 @@ def installed(place: Place, pin: FilePin, marks: Sequence[str]) -> ReceiptEntry:
 class ReceiptWriter:
     """Writes a receipt while files are proved: what ends the process costs only the last ones."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: LockedFolder) -> None:
         self._place = place
         self._new: list[ReceiptEntry] = []
         self._next_s = 0.0
@@ -168,13 +168,15 @@ class ReceiptWriter:
             self._new += entries
             begun_s = time.monotonic()
             if self._new and (at_once or begun_s >= self._next_s):
-                keep(self._place, self._new, ())
+                keep_receipt(self._place, self._new, ())
                 self._new = []
                 now_s = time.monotonic()
                 self._next_s = now_s + _PAUSE * (now_s - begun_s)
 
 
-def keep(place: Place, entries: Iterable[ReceiptEntry], doubted: Iterable[str]) -> None:
+def keep_receipt(
+    place: LockedFolder, entries: Iterable[ReceiptEntry], doubted: Iterable[str]
+) -> None:
     """Add what was proved, and stop vouching for what was not; the marks stay.
 
     Rot on a disk changes no time and no inode: a file that is bad must not pass by its old entry.
@@ -209,7 +211,7 @@ class ReceiptCheck:
     findings: list[FileFinding]
 
 
-def proved_identities(place: Place) -> dict[str, Identity]:
+def proved_identities(place: LockedFolder) -> dict[str, Identity]:
     """The identity of each file as it was proved; none where there is no good receipt."""
     known, wanted = read_receipt(place), {pin.path: pin.want for pin in place.lock.files}
     return {
@@ -219,7 +221,9 @@ def proved_identities(place: Place) -> dict[str, Identity]:
     }
 
 
-def check_by_receipt(place: Place, neighbours: Collection[Place] = ()) -> ReceiptCheck:
+def check_by_receipt(
+    place: LockedFolder, neighbours: Collection[LockedFolder] = ()
+) -> ReceiptCheck:
     """Which files are still what a receipt was made for; neighbours share the snapshot."""
     known = proved_identities(place)
     present, findings = survey(place, place.lock.files)
@@ -233,7 +237,7 @@ def check_by_receipt(place: Place, neighbours: Collection[Place] = ()) -> Receip
 
 
 def files_here(
-    place: Place, pins: Sequence[FilePin], stop: threading.Event
+    place: LockedFolder, pins: Sequence[FilePin], stop: threading.Event
 ) -> tuple[set[str], dict[str, FilePin]]:
     """The paths of files that are right, and by their hash the others that are there.
 
@@ -258,7 +262,7 @@ def files_here(
     def check(file: tuple[FilePin, FilePin]) -> None:
         pin, like = file
         try:
-            reading = read_file(place.file(pin), like.new_hash(), advance=bar.advance, stop=stop)
+            reading = hash_file(place.file(pin), like.new_hash(), advance=bar.advance, stop=stop)
         except OSError as error:
             if error.errno in MACHINE_ERRORS:
                 raise StoreUnwritable(f"{place.file(pin)}: {error.strerror}", _LIMITS) from error
@@ -272,7 +276,7 @@ def files_here(
         title = f"Checking {log.count(len(unread), 'file')} already here, {log.size(total)}"
         try:
             with log.step(title), log.progress("check", total) as bar:
-                on_all_cores(check, unread, stop.set)
+                hash_on_all_cores(check, unread, stop.set)
         finally:  # what was read before a Ctrl-C need not be read again
             writer.add(at_once=True)
     right |= {pin.path for pin, _ in unread if digests.get(pin.path) == pin.want}
@@ -311,8 +315,8 @@ def lock_folder(folder: Path) -> WeightsLock:
         total, order = sum(sizes.values()), sorted(paths, key=lambda path: -sizes[path])
         what = f"Hashing {log.count(len(paths), 'file')}, {log.size(total)}"
         with log.step(what), log.progress("hashed", total) as bar:
-            read = on_all_cores(
-                lambda path: read_file(
+            read = hash_on_all_cores(
+                lambda path: hash_file(
                     folder / path, hashlib.sha256(), advance=bar.advance, stop=stop
                 ),
                 order,
@@ -326,13 +330,13 @@ def lock_folder(folder: Path) -> WeightsLock:
     name = re.sub(r"[^A-Za-z0-9._-]", "-", folder.name).strip(".-") or "weights"
     content = canonical_json([pin.model_dump() for pin in sorted(pins, key=lambda p: p.path)])
     commit = hashlib.sha1(content, usedforsecurity=False).hexdigest()
-    lock = sealed(spec_of(f"{LOCAL}/{name[:90]}"), commit, pins)
-    place = Place(folder, lock)
+    lock = sealed_weights_lock(weights_spec(f"{LOCAL}/{name[:90]}"), commit, pins)
+    place = LockedFolder(folder, lock)
     with os_errors_explained(folder):
         place.keep_lock()
     if since_ns is not None:
         entries = [proved(pin, readings[pin.path], since_ns) for pin in lock.files]
-        keep(place, entries, ())
+        keep_receipt(place, entries, ())
     return lock
 
 

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field
 from pipeline.core.model import Frozen
 from pipeline.weights.disk.hashing import Identity, identity_of
 from pipeline.weights.model import FilePin
-from pipeline.weights.place import STATE, Place
+from pipeline.weights.place import STATE, LockedFolder
 
 Kind = Literal[
     "missing",
@@ -43,7 +43,7 @@ _NAMED = 3
 _ODD = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
-def shown(text: str) -> str:
+def shown_name(text: str) -> str:
     """A name that is safe for terminals and documents: odd characters are escaped."""
     # file names on a disk are anybody's: escape codes in one could rewrite the user's screen
     if text.isprintable() and unicodedata.normalize("NFC", text) == text:
@@ -54,10 +54,10 @@ def shown(text: str) -> str:
 def some(paths: list[str]) -> str:
     """The first few of them, for a message."""
     more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
-    return f"{', '.join(shown(path) for path in paths[:_NAMED])}{more}"
+    return f"{', '.join(shown_name(path) for path in paths[:_NAMED])}{more}"
 
 
-Shown = Annotated[str, AfterValidator(shown)]
+Shown = Annotated[str, AfterValidator(shown_name)]
 
 
 class FileFinding(Frozen):
@@ -79,7 +79,9 @@ class Present:
     identity: Identity
 
 
-def survey(place: Place, pins: Collection[FilePin]) -> tuple[list[Present], list[FileFinding]]:
+def survey(
+    place: LockedFolder, pins: Collection[FilePin]
+) -> tuple[list[Present], list[FileFinding]]:
     """What is known of each file from its size and kind alone, without reading it."""
     # real paths: a link on the way must not lead the reader to files outside of the folder
     root, folder = os.path.realpath(place.root), cache(os.path.realpath)
@@ -146,7 +148,7 @@ def plain_size(path: Path) -> int | None:
     return status.st_size if status else None
 
 
-def extras(place: Place, neighbours: Iterable[Place] = ()) -> list[FileFinding]:
+def extras(place: LockedFolder, neighbours: Iterable[LockedFolder] = ()) -> list[FileFinding]:
     """Files that no lock names. Those that an engine would run or load are damage.
 
     Sets that share a snapshot know each other's files.
@@ -159,7 +161,7 @@ def extras(place: Place, neighbours: Iterable[Place] = ()) -> list[FileFinding]:
     known = {pin.path for p in shared for pin in p.lock.files}
     folders = {"", *(path.rpartition("/")[0] for path in known)}
     findings = []
-    for path in walk(place.snapshot, _OTHERS_OWN):
+    for path in walk_folder(place.snapshot, _OTHERS_OWN):
         if path in known:
             continue
         # it may hold anything, so the set cannot be called whole
@@ -178,7 +180,7 @@ def extras(place: Place, neighbours: Iterable[Place] = ()) -> list[FileFinding]:
     return findings
 
 
-def walk(root: Path, skip: Collection[str] = ()) -> Iterator[str]:
+def walk_folder(root: Path, skip: Collection[str] = ()) -> Iterator[str]:
     """Every file, link and oddity below a folder; links are named, not followed.
 
     A folder that cannot be listed ends with a slash.

@@ -21,9 +21,9 @@ from pipeline.core.errors import LockEdited
 from pipeline.core.files import files_below, read_plain
 from pipeline.weights.disk.hashing import FileUnfit
 from pipeline.weights.model import FilePin
-from pipeline.weights.place import Place
+from pipeline.weights.place import LockedFolder
 from pipeline.weights.serve import http
-from pipeline.weights.serve.http import Refused, Request, Response
+from pipeline.weights.serve.http import Request, RequestError, Response
 from pipeline.weights.serve.prover import NotYet, Prover, ServedFile
 
 PAGE_ENTRIES = 1000  # as the Hub has on a page
@@ -36,10 +36,10 @@ _MOST_REF_BYTES = 256  # a commit has 40
 Json = dict[str, Any]
 
 
-def absent(code: str, message: str, commit: str = "") -> Refused:
+def absent(code: str, message: str, commit: str = "") -> RequestError:
     """The refusal of what is not served; `code` is the Hub's X-Error-Code for it."""
     extra = {"X-Repo-Commit": commit} if commit else {}
-    return Refused(404, message, {"X-Error-Code": code, **extra})
+    return RequestError(404, message, {"X-Error-Code": code, **extra})
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Snapshot:
     files: dict[str, ServedFile] = field(default_factory=dict)
     folders: dict[str, str] = field(default_factory=dict)  # path -> its id in listings
 
-    def add(self, place: Place) -> None:
+    def add(self, place: LockedFolder) -> None:
         """Take in a set; sets of one commit may share files, but not contradict each other."""
         for pin in place.lock.files:
             held = self.files.setdefault(pin.path, ServedFile(place, pin))
@@ -128,7 +128,7 @@ def _git_id(kind: str, data: bytes) -> str:
 class ServedSets:
     """Everything that is served."""
 
-    def __init__(self, places: Iterable[Place]) -> None:
+    def __init__(self, places: Iterable[LockedFolder]) -> None:
         self.snapshots: dict[tuple[str, str], Snapshot] = {}
         self._names: dict[tuple[str, str], str] = {}
         for place in places:
@@ -223,11 +223,13 @@ class HubApi:
         try:
             return self._answer(request)
         except NotYet as reason:
-            refused = Refused(503, f"the file {reason}: try later", {"Retry-After": str(_RETRY_S)})
+            refused = RequestError(
+                503, f"the file {reason}: try later", {"Retry-After": str(_RETRY_S)}
+            )
         except FileUnfit as reason:
             # not a 5xx: clients would ask for half a minute more, and the file stays as it is
-            refused = Refused(409, f"the file is refused: it {reason}")
-        except Refused as reason:
+            refused = RequestError(409, f"the file is refused: it {reason}")
+        except RequestError as reason:
             refused = reason
         headers = {"X-Error-Message": str(refused), "Content-Type": "application/json"}
         body = json.dumps({"error": str(refused)}).encode()
@@ -237,10 +239,12 @@ class HubApi:
         parts, query = request.split()
         host = request.header("host")
         if not _HOST.fullmatch(host):
-            raise Refused(400, "the Host header is missing or malformed")
+            raise RequestError(400, "the Host header is missing or malformed")
         # DNS rebinding: a page's own name may lead to 127.0.0.1, but its Host header shows the name
         if self.only_loopback and not self.tokens and not _LOOPBACK.fullmatch(host):
-            raise Refused(421, "this server listens on loopback only; use localhost or 127.0.0.1")
+            raise RequestError(
+                421, "this server listens on loopback only; use localhost or 127.0.0.1"
+            )
         # before the token is asked for: load balancers and systemd probes have none
         if parts == ["healthz"]:
             _check_method(request, "GET", "HEAD")
@@ -250,7 +254,7 @@ class HubApi:
             message = "Invalid credentials in Authorization header"
             if not request.header("authorization"):
                 message = "this server needs a token: set HF_TOKEN"
-            raise Refused(401, message, {"WWW-Authenticate": "Bearer"})
+            raise RequestError(401, message, {"WWW-Authenticate": "Bearer"})
         match parts:
             # POST, as the Hub's client asks: a list of paths may be longer than a URL
             case ["api", "models", owner, name, "paths-info", revision]:
@@ -263,7 +267,9 @@ class HubApi:
             case ["api", "models", owner, name] | ["api", "models", owner, name, "revision", _]:
                 _check_method(request, "GET", "HEAD")
                 snapshot = self.served.find(f"{owner}/{name}", parts[5] if parts[4:] else MAIN)
-                return _json(snapshot.model_info(blobs=http.is_set(query, "blobs")), snapshot)
+                return _json(
+                    snapshot.model_info(blobs=http.is_switched_on(query, "blobs")), snapshot
+                )
             case ["api", "models", owner, name, "refs"]:
                 _check_method(request, "GET", "HEAD")
                 return _json(self.served.refs(f"{owner}/{name}"))
@@ -271,7 +277,7 @@ class HubApi:
                 _check_method(request, "GET", "HEAD")
                 snapshot = self.served.find(f"{owner}/{name}", revision)
                 below = "/".join(path).strip("/")
-                rows = snapshot.tree(below, recursive=http.is_set(query, "recursive"))
+                rows = snapshot.tree(below, recursive=http.is_switched_on(query, "recursive"))
                 limit = min(http.number(query, "limit", PAGE_ENTRIES), PAGE_ENTRIES) or PAGE_ENTRIES
                 start, extra = http.number(query, "cursor", 0), {}
                 if len(rows) > start + limit:
@@ -333,7 +339,7 @@ class HubApi:
 def _check_method(request: Request, *allowed: str) -> None:
     if request.method not in allowed:
         names = ", ".join(allowed)
-        raise Refused(405, f"only {names} may be used here", {"Allow": names})
+        raise RequestError(405, f"only {names} may be used here", {"Allow": names})
 
 
 def _json(

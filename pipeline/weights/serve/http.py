@@ -40,7 +40,7 @@ _ONE_RANGE = re.compile(r"(\d{1,18})-(\d{0,18})|-(\d{1,18})")
 Query = dict[str, list[str]]
 
 
-class Refused(Exception):
+class RequestError(Exception):
     """A request that gets an error instead of an answer."""
 
     def __init__(self, status: int, message: str, extra: dict[str, str] | None = None) -> None:
@@ -77,7 +77,7 @@ class Request:
     def split(self) -> tuple[list[str], Query]:
         """The parts of the path, each decoded by itself, and the query."""
         if not self.path.startswith("/"):
-            raise Refused(400, "the target is not a path")
+            raise RequestError(400, "the target is not a path")
         try:
             # decoded after splitting: an encoded slash belongs to a name (refs%2Fpr%2F1)
             parts = [unquote_to_bytes(part).decode() for part in self.path[1:].split("/")]
@@ -85,7 +85,7 @@ class Request:
             text = self.target.partition("?")[2]
             return parts, parse_qs(text, max_num_fields=50, errors="strict")
         except ValueError:
-            raise Refused(400, "the target is not UTF-8") from None
+            raise RequestError(400, "the target is not UTF-8") from None
 
     def asked_paths(self) -> list[str]:
         """The paths of a question, as a form (the Hub's client) or as JSON (others)."""
@@ -95,14 +95,14 @@ class Request:
             else:
                 paths = parse_qs(self.body.decode(), max_num_fields=20_000).get("paths", [])
         except (ValueError, AttributeError):
-            raise Refused(400, "the body is neither a form nor JSON") from None
+            raise RequestError(400, "the body is neither a form nor JSON") from None
         paths = [paths] if isinstance(paths, str) else paths
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-            raise Refused(400, "paths must be a list of names")
+            raise RequestError(400, "paths must be a list of names")
         return paths
 
 
-def is_set(query: Query, name: str) -> bool:
+def is_switched_on(query: Query, name: str) -> bool:
     """Whether a switch is on, as Python and JavaScript clients spell it."""
     return query.get(name, [""])[0].lower() in ("true", "1")
 
@@ -111,7 +111,7 @@ def number(query: Query, name: str, default: int) -> int:
     """A number of the query."""
     text = query.get(name, [""])[0]
     if text and not re.fullmatch(r"[0-9]{1,9}", text):
-        raise Refused(400, f"{name} is not a number")
+        raise RequestError(400, f"{name} is not a number")
     return int(text) if text else default
 
 
@@ -132,7 +132,7 @@ def wanted_range(header: str, size: int) -> tuple[int, int] | None:
             start, end = max(0, size - int(match[3])), size - 1
     if not 0 <= start <= end:
         extra = {"Content-Range": f"bytes */{size}"}
-        raise Refused(416, "the file does not have this range", extra)
+        raise RequestError(416, "the file does not have this range", extra)
     return start, end - start + 1
 
 
@@ -198,30 +198,30 @@ class Reader:
             self._receive(deadline, begun=True)
         head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
         if len(head) > HEAD_BYTES:
-            raise Refused(431, "the headers are too long")
+            raise RequestError(431, "the headers are too long")
         first, *lines = head.split(b"\r\n")
         match = _LINE.fullmatch(first)
         if not match:
-            raise Refused(400, "this is not an HTTP/1.1 request")
+            raise RequestError(400, "this is not an HTTP/1.1 request")
         if len(lines) > 100:
-            raise Refused(431, "there are too many headers")
+            raise RequestError(431, "there are too many headers")
         headers: dict[str, str] = {}
         for line in lines:
             row = _FIELD.fullmatch(line)
             if not row:
-                raise Refused(400, "a header is malformed")
+                raise RequestError(400, "a header is malformed")
             name, value = row[1].decode().lower(), row[2].decode("latin-1").strip()
             if name in headers and name in _ONCE:
-                raise Refused(400, f"{name} is given twice")
+                raise RequestError(400, f"{name} is given twice")
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
         # chunked bodies beside a length are how requests are smuggled past a proxy (RFC 9112, 6.1)
         if "transfer-encoding" in headers:
-            raise Refused(411, "send a Content-Length instead of a Transfer-Encoding")
+            raise RequestError(411, "send a Content-Length instead of a Transfer-Encoding")
         text = headers.get("content-length", "0")
         if not re.fullmatch(r"[0-9]{1,12}", text):
-            raise Refused(400, "the Content-Length is not a number")
+            raise RequestError(400, "the Content-Length is not a number")
         if (length := int(text)) > BODY_BYTES:
-            raise Refused(413, "the request's body is too long")
+            raise RequestError(413, "the request's body is too long")
         while len(self._buffer) < length:
             self._receive(deadline, begun=True)
         body, self._buffer = self._buffer[:length], self._buffer[length:]
@@ -236,7 +236,7 @@ class Reader:
             data = self._sock.recv(HEAD_BYTES)
         except TimeoutError:
             if begun:
-                raise Refused(408, "the request took too long to arrive") from None
+                raise RequestError(408, "the request took too long to arrive") from None
             raise Closed from None
         except OSError:
             raise Closed from None

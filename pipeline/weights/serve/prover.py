@@ -16,7 +16,7 @@ from pipeline.core.errors import Interrupted
 from pipeline.weights.disk import hashing
 from pipeline.weights.disk.hashing import FileUnfit, FileUnreadable, Identity
 from pipeline.weights.model import FilePin
-from pipeline.weights.place import Place
+from pipeline.weights.place import LockedFolder
 
 SMALL_BYTES = 8 << 20  # such files are hashed again each time they are sent
 _WAIT_S = 8.0  # a request waits so long for its file to be hashed, then gets a 503; hf waits 10 s
@@ -37,7 +37,7 @@ class NotYet(Exception):
 class ServedFile:
     """One file that may be served, and what is known of it."""
 
-    place: Place
+    place: LockedFolder
     pin: FilePin
     state: State = "unproved"
     seen: Identity | None = None  # as it was when it was judged
@@ -63,10 +63,10 @@ class Prover:
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._work, name=f"prove-{n}", daemon=True)
-            for n in range(min(_MOST_THREADS, hashing.cores()))
+            for n in range(min(_MOST_THREADS, hashing.hashing_cores()))
         ]
 
-    def trust_receipts(self, proved: Callable[[Place], Mapping[str, Identity]]) -> None:
+    def trust_receipts(self, proved: Callable[[LockedFolder], Mapping[str, Identity]]) -> None:
         """Files that are still as they were when a receipt was made need no hashing."""
         receipts: dict[Path, Mapping[str, Identity]] = {}
         for held in self.files:

@@ -143,7 +143,7 @@ def most_connections() -> int:
 
 
 @dataclass
-class Server:
+class HubServer:
     """Listens, and gives each request to `answer`."""
 
     answer: Callable[[http.Request], http.Response]
@@ -232,7 +232,7 @@ class Server:
                         answer = self.answer(request)
                 except http.Closed:
                     break
-                except http.Refused as refused:
+                except http.RequestError as refused:
                     why = str(refused)
                     answer = http.Response(refused.status, {"X-Error-Message": why}, why.encode())
                 except Exception as error:

@@ -12,14 +12,14 @@ from pipeline.artifacts.attest.names import WEIGHTS
 from pipeline.artifacts.attest.predicates import Tool, Weights, WeightsLockName, WeightsVerification
 from pipeline.artifacts.attest.statement import Statement, stamp, state_about, subject
 from pipeline.core.model import canonical_json, sha256_of
-from pipeline.weights.check.verify import VerifyOptions, verify
+from pipeline.weights.check.verify import WeightsVerifyOptions, verify_files
 from pipeline.weights.disk.receipt import check_by_receipt
 from pipeline.weights.disk.survey import FileFinding
-from pipeline.weights.model import WeightsLock, dump
-from pipeline.weights.place import Place
+from pipeline.weights.model import WeightsLock, dump_weights_lock
+from pipeline.weights.place import LockedFolder
 
 
-def record_path(place: Place) -> Path:
+def weights_record_path(place: LockedFolder) -> Path:
     """Where a set's statement lies."""
     return place.state / "record.dsse.json"
 
@@ -32,11 +32,11 @@ def set_digest(lock: WeightsLock) -> str:
 
 
 def verification(
-    place: Place, neighbours: Collection[Place] = (), *, full: bool = False
+    place: LockedFolder, neighbours: Collection[LockedFolder] = (), *, full: bool = False
 ) -> WeightsVerification:
     """Check a set. Unless `full`, nothing is read: a file without a receipt is unknown."""
     if full:
-        report = verify(place, VerifyOptions(full=True), neighbours).report
+        report = verify_files(place, WeightsVerifyOptions(full=True), neighbours).report
         read, why = report.files_read, reasons(report.damage)
         return verification_from(files_read=read, files_by_receipt=0, why=why)
     # evidence of a run needs an answer in seconds, not after hours of reading
@@ -66,7 +66,7 @@ def verification_from(
     )
 
 
-def weights_statement(place: Place, result: WeightsVerification) -> Statement:
+def weights_statement(place: LockedFolder, result: WeightsVerification) -> Statement:
     """The statement about a set: its subjects are the lock file and the set of files."""
     lock = place.lock
     predicate = Weights(
@@ -81,7 +81,7 @@ def weights_statement(place: Place, result: WeightsVerification) -> Statement:
     )
     subjects = [
         # the file's own digest, so that `sha256sum` finds the lock that is meant
-        subject(f"{lock.name}.lock.yaml", sha256_of(dump(lock).encode())),
+        subject(f"{lock.name}.lock.yaml", sha256_of(dump_weights_lock(lock).encode())),
         subject(f"{lock.repository}@{lock.commit}", set_digest(lock)),
     ]
     return state_about(subjects, WEIGHTS, predicate.model_dump(mode="json"))

@@ -23,12 +23,12 @@ from pipeline.core.errors import ModelSignatureInvalid, WeightsDamaged
 from pipeline.core.files import write_bytes
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.model import Hex, stays_below
-from pipeline.weights.check.verify import VerifyOptions, verify
+from pipeline.weights.check.verify import WeightsVerifyOptions, verify_files
 from pipeline.weights.disk import hashing
 from pipeline.weights.disk.hashing import FileUnfit, FileUnreadable
-from pipeline.weights.disk.survey import some, walk
+from pipeline.weights.disk.survey import some, walk_folder
 from pipeline.weights.model import FilePin
-from pipeline.weights.place import STATE, Place
+from pipeline.weights.place import STATE, LockedFolder
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
@@ -73,7 +73,7 @@ class _Statement(bundle.ForeignModel):
     predicate: _Predicate
 
 
-def locked_digests(place: Place, pins: Sequence[FilePin]) -> Digests:
+def locked_digests(place: LockedFolder, pins: Sequence[FilePin]) -> Digests:
     """The SHA-256 of locked files; only those that the lock knows by git's SHA-1 are read."""
     locked: Digests = {pin.path: pin.sha256 for pin in pins if pin.sha256}
     small = {pin.path: pin for pin in pins if not pin.sha256}
@@ -108,7 +108,7 @@ def read_digests(work: Callable[[str, threading.Event], str], paths: list[str]) 
         except OSError as error:
             return FileUnreadable(f"could not be read now ({error.strerror})")
 
-    return dict(zip(paths, hashing.on_all_cores(read, paths, stop.set), strict=True))
+    return dict(zip(paths, hashing.hash_on_all_cores(read, paths, stop.set), strict=True))
 
 
 def is_below(path: str, folders: Iterable[str]) -> bool:
@@ -116,13 +116,13 @@ def is_below(path: str, folders: Iterable[str]) -> bool:
     return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
 
 
-def files_below(root: Path, ignored: Iterable[str]) -> list[str]:
+def signed_files_below(root: Path, ignored: Iterable[str]) -> list[str]:
     """Every file below a folder but the ignored ones; links are named and not followed.
 
     A folder that cannot be listed is named, with a slash: no signature can cover it.
     """
     skip = list(ignored)
-    paths = (path for path in walk(root, skip) if not is_below(path, skip))
+    paths = (path for path in walk_folder(root, skip) if not is_below(path, skip))
     return sorted(paths, key=PurePosixPath)
 
 
@@ -154,7 +154,7 @@ class Signed:
     not_covered: list[str]
 
 
-def default_signature(place: Place) -> Path:
+def default_signature(place: LockedFolder) -> Path:
     """Where a set's signature lies by default: where verify does not take it for an extra file."""
     return place.state / NAME
 
@@ -185,18 +185,18 @@ def statement(name: str, digests: Mapping[str, str], *, links: bool) -> dict[str
     }
 
 
-def sign(
-    place: Place, key: ec.EllipticCurvePrivateKey, signature: Path, *, full: bool = False
+def sign_folder(
+    place: LockedFolder, key: ec.EllipticCurvePrivateKey, signature: Path, *, full: bool = False
 ) -> Signed:
     """Sign a set that is whole, and alone in its folder."""
     ignored = [*OWN_PATHS, *GIT_PATHS, *_inside(signature, place.snapshot)]
     known = {pin.path for pin in place.lock.files}
-    report = verify(place, VerifyOptions(full=full)).report
+    report = verify_files(place, WeightsVerifyOptions(full=full)).report
     if damage := report.damage:
         files = some([f"{finding.path} ({finding.kind})" for finding in damage])
         raise WeightsDamaged(f"{place.lock.name}: not signed, for it is damaged: {files}")
     # the stock tool compares the whole folder, and would call the set changed
-    if extra := [p for p in files_below(place.snapshot, ignored) if p not in known]:
+    if extra := [p for p in signed_files_below(place.snapshot, ignored) if p not in known]:
         raise WeightsDamaged(
             f"{place.lock.name}: not in the lock, but in the folder to be signed: {some(extra)}",
             "Move what is not part of the set out of the folder.",
@@ -257,7 +257,7 @@ def signed_files(signature: Path, key: ec.EllipticCurvePublicKey) -> SignedFiles
     return SignedFiles(files, tuple(rules.ignore_paths), rules.allow_symlinks)
 
 
-def check(
+def compare_signature(
     folder: Path,
     signature: Path,
     key: ec.EllipticCurvePublicKey,
@@ -271,7 +271,7 @@ def check(
     # a listed file that is ignored would never be compared
     if hidden := [path for path in wanted if is_below(path, ignored)]:
         raise ModelSignatureInvalid(f"{signature.name}: both lists and ignores {hidden[0]}")
-    present = files_below(folder, ignored)
+    present = signed_files_below(folder, ignored)
     _compare("missing", set(wanted) - set(present))
     _compare("extra", set(present) - set(wanted))
     if not claimed.allows_links:
@@ -293,7 +293,7 @@ def check(
         bundle.key_hint(key),
         len(wanted),
         len(unread),
-        [p for p in files_below(folder, own) if is_below(p, ignored)],
+        [p for p in signed_files_below(folder, own) if is_below(p, ignored)],
     )
 
 

@@ -12,13 +12,13 @@ from pipeline.core import log
 from pipeline.core.errors import DiskFull, SpecInvalid, StoreUnwritable
 from pipeline.core.files import free_bytes, is_free, locked, os_errors_explained
 from pipeline.core.model import Frozen
-from pipeline.core.net.http import Client
+from pipeline.core.net.http import NetClient
 from pipeline.weights.disk import receipt
-from pipeline.weights.disk.install import install, link
+from pipeline.weights.disk.install import install_file, link
 from pipeline.weights.disk.receipt import proved_identities
 from pipeline.weights.disk.survey import right_size
 from pipeline.weights.model import FilePin
-from pipeline.weights.place import STATE, Place, read_kept
+from pipeline.weights.place import STATE, LockedFolder, read_kept_lock
 from pipeline.weights.transfer.router import AttemptFailed, Attempts, Route, Router
 from pipeline.weights.transfer.workers import Options, PartialFile, Throttle, WorkerPool, adopt
 
@@ -27,11 +27,11 @@ LEAVE_FREE_BYTES = 64 << 20
 
 
 def fetch_files(
-    place: Place,
+    place: LockedFolder,
     pins: Sequence[FilePin],
     routes: Sequence[Route],
     *,
-    client: Client,
+    client: NetClient,
     options: Options | None = None,
     begins: bool = True,
 ) -> list[FilePin]:
@@ -80,7 +80,7 @@ def fetch_range(
     start: int,
     stop: int,
     *,
-    client: Client,
+    client: NetClient,
     options: Options | None = None,
 ) -> Iterator[bytes]:
     """The bytes of one range, in order and complete; only the caller knows what they should be."""
@@ -103,10 +103,10 @@ def fetch_range(
             attempts.failed(pin, failure)
 
 
-def require_own_folder(place: Place, pins: Sequence[FilePin]) -> None:
+def require_own_folder(place: LockedFolder, pins: Sequence[FilePin]) -> None:
     """Refuse a folder of another set, and names that cannot be written."""
     if place.lock_file.exists():
-        held = read_kept(place.lock_file)
+        held = read_kept_lock(place.lock_file)
         if (held.name, held.repository) != (place.lock.name, place.lock.repository):
             raise SpecInvalid(
                 f"{place.root}: holds {held.name} of {held.repository}",
@@ -144,7 +144,11 @@ def require_own_folder(place: Place, pins: Sequence[FilePin]) -> None:
 
 
 def _transfer(
-    place: Place, pins: Sequence[FilePin], router: Router, client: Client, options: Options
+    place: LockedFolder,
+    pins: Sequence[FilePin],
+    router: Router,
+    client: NetClient,
+    options: Options,
 ) -> None:
     names: dict[str, list[FilePin]] = {}  # two names of one content are one download
     for pin in pins:
@@ -162,10 +166,10 @@ def _transfer(
         with os_errors_explained(partial.path):
             partial.sync()  # before it gets its name: a name must never lead to lost bytes
         same = names[partial.pin.want]
-        install(place, partial.path, same)
+        install_file(place, partial.path, same)
         partial.forget()
         # one by one, so that a run which is killed leaves proof of what it finished
-        writer.add([receipt.installed(place, pin, partial.hash.marks) for pin in same])
+        writer.add([receipt.installed_entry(place, pin, partial.hash.marks) for pin in same])
 
     more = f" ({log.size(fetched)} are here already)" if fetched else ""
     title = f"Fetching {log.count(len(partials), 'file')}, {log.size(missing)}{more}"
@@ -199,7 +203,7 @@ class PlannedFile(Frozen):
     fetch_bytes: int
 
 
-def plan_fetch(place: Place, pins: Sequence[FilePin], options: Options) -> list[PlannedFile]:
+def plan_fetch(place: LockedFolder, pins: Sequence[FilePin], options: Options) -> list[PlannedFile]:
     """Each file's state; raises what a fetch would raise before its first byte."""
     require_own_folder(place, pins)
     proved = proved_identities(place)

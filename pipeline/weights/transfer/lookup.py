@@ -19,11 +19,11 @@ from pipeline.core.errors import (
 )
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.model import Frozen
-from pipeline.core.net.http import Client
+from pipeline.core.net.http import NetClient
 from pipeline.core.net.settings import plain_settings
-from pipeline.core.net.timing import Limits
+from pipeline.core.net.timing import HttpLimits
 from pipeline.weights.hub import Hub, endpoint, is_offline, saved_token
-from pipeline.weights.model import COMMIT, FilePin, WeightsLock, WeightsSpec, sealed
+from pipeline.weights.model import COMMIT, FilePin, WeightsLock, WeightsSpec, sealed_weights_lock
 from pipeline.weights.transfer.fetch import fetch_range
 from pipeline.weights.transfer.sources import HttpRoute, HubRepository
 
@@ -41,9 +41,9 @@ def open_hub(*, patient: bool = True) -> tuple[Hub, ReadFile]:
     Unless `patient`, a Hub that cannot be reached is given up after two short tries.
     """
     settings = plain_settings()
-    attempts, limits = (None, None) if patient else (2, Limits(connect_s=_SHORT_CONNECT_S))
+    attempts, limits = (None, None) if patient else (2, HttpLimits(connect_s=_SHORT_CONNECT_S))
     hub = Hub(settings, endpoint=endpoint(), token=saved_token(), limits=limits, attempts=attempts)
-    client = Client(settings)
+    client = NetClient(settings)
 
     def read(repository: str, commit: str, pin: FilePin) -> bytes:
         source = HubRepository(hub.endpoint, repository, commit, hub.token)
@@ -119,7 +119,7 @@ def look_up(spec: WeightsSpec, hub: Hub, fetch: Fetch) -> LockResult:
             "Nothing was written. Lock again; or name a commit as the spec's revision.",
         )
     try:
-        return LockResult(lock=sealed(spec, commit, wanted), warnings=warnings)
+        return LockResult(lock=sealed_weights_lock(spec, commit, wanted), warnings=warnings)
     except ValidationError as error:
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise HubBroken(
@@ -127,7 +127,7 @@ def look_up(spec: WeightsSpec, hub: Hub, fetch: Fetch) -> LockResult:
         ) from error
 
 
-def checked(pin: FilePin, data: bytes) -> bytes:
+def pinned_bytes(pin: FilePin, data: bytes) -> bytes:
     """The bytes, if they are the pin's."""
     hasher = pin.new_hash()
     hasher.update(data)
@@ -152,7 +152,7 @@ def _warnings(
         # only a warning hangs on it, so an index that is too large is passed over
         if not pin.path.endswith(_INDEX) or pin.size_bytes > MOST_INDEX_BYTES:
             continue
-        folder, data = pin.path[: pin.path.rfind("/") + 1], checked(pin, fetch(pin))
+        folder, data = pin.path[: pin.path.rfind("/") + 1], pinned_bytes(pin, fetch(pin))
         try:
             shards = read_json(data, most_bytes=MOST_INDEX_BYTES)["weight_map"].values()
             named = {folder + shard for shard in shards}
@@ -171,7 +171,7 @@ def _warnings(
     ]
 
 
-def diff_locks(old: WeightsLock | None, new: WeightsLock) -> list[LockChange]:
+def diff_weights_locks(old: WeightsLock | None, new: WeightsLock) -> list[LockChange]:
     """What moves from one lock to the next."""
     before = {pin.path: pin for pin in old.files} if old else {}
     after = {pin.path: pin for pin in new.files}

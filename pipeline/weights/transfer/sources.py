@@ -26,14 +26,14 @@ from pipeline.core.errors import (
     SourceUnreachable,
     SpecInvalid,
 )
-from pipeline.core.net.address import masked, next_address, number_in, parts_of, reason_of
+from pipeline.core.net.address import masked, next_address, number_in, reason_of, split_address
 from pipeline.core.net.answer import Answer
 from pipeline.core.net.client import MAY_PASS, REDIRECTS, is_home, login_in
 from pipeline.core.net.failures import BadAddress, BadAnswer, BadProxy, NetError
 from pipeline.core.net.failures import Lost as ConnectionLost
-from pipeline.core.net.http import Client, unreachable
-from pipeline.core.net.settings import folder_of, plain_settings
-from pipeline.core.net.timing import Limits, Watchdog, asked_wait_s
+from pipeline.core.net.http import NetClient, unreachable_error
+from pipeline.core.net.settings import local_folder, plain_settings
+from pipeline.core.net.timing import HttpLimits, Watchdog, asked_wait_s
 from pipeline.weights import hub
 from pipeline.weights.model import FILE_HASH, FilePin, WeightsLock
 from pipeline.weights.place import cache_name
@@ -58,10 +58,10 @@ _XET_HASH = "X-Xet-Hash"  # huggingface_hub: HUGGINGFACE_HEADER_X_XET_HASH
 
 def open_routes(
     lock: WeightsLock, *, neighbours: Sequence[str] = (), offline: bool = False
-) -> tuple[Client, list[Route]]:
+) -> tuple[NetClient, list[Route]]:
     """The routes that this machine's environment gives, and the client that they share."""
     # not pip's settings: its indexes and logins have nothing to do with weights
-    client, is_offline = Client(plain_settings()), offline or hub.is_offline()
+    client, is_offline = NetClient(plain_settings()), offline or hub.is_offline()
     routes = find_routes(
         client,
         lock,
@@ -75,7 +75,7 @@ def open_routes(
 
 
 def find_routes(
-    client: Client,
+    client: NetClient,
     lock: WeightsLock,
     *,
     endpoint: str,
@@ -93,9 +93,9 @@ def find_routes(
     routes: list[Route] = [FolderRoute(folder, lock) for folder in named_folders(neighbours)]
     if offline:
         return routes
-    for address in (place for place in neighbours if folder_of(place) is None):
+    for address in (place for place in neighbours if local_folder(place) is None):
         try:
-            name = parts_of(address).netloc.rpartition("@")[2]
+            name = split_address(address).netloc.rpartition("@")[2]
         except BadAddress as error:
             raise SpecInvalid(
                 f"--from {masked(address)}: is neither a folder nor an http address",
@@ -115,7 +115,7 @@ def find_routes(
 
 def named_folders(neighbours: Sequence[str]) -> list[Path]:
     """The folders among the sources that a user named."""
-    folders = [f for place in neighbours if (f := folder_of(place))]
+    folders = [f for place in neighbours if (f := local_folder(place))]
     if missing := [f for f in folders if not f.is_dir()]:
         raise SpecInvalid(f"--from {missing[0]}: is not a folder", "Name a folder or an address.")
     return folders
@@ -187,7 +187,7 @@ def _ask(
     """One request about a file, which is given up when it stalls."""
     try:
         stall_s = route.stall_s
-        limits = Limits(silence_s=stall_s, head_s=2 * stall_s, piece_s=2 * stall_s)
+        limits = HttpLimits(silence_s=stall_s, head_s=2 * stall_s, piece_s=2 * stall_s)
         return route.client.ask(method, url, headers=headers, limits=limits)
     except ConnectionLost as error:
         raise _lost(error) from error
@@ -195,7 +195,7 @@ def _ask(
         # a wrong proxy is a setting of this machine, not a fault of the Hub
         if isinstance(error, BadAddress | BadAnswer) and not isinstance(error, BadProxy):
             raise NotAvailable(HubBroken(f"{pin.path}: {error}")) from error
-        raise NotAvailable(unreachable(error)) from error
+        raise NotAvailable(unreachable_error(error)) from error
 
 
 def _lost(error: ConnectionLost) -> AttemptFailed:
@@ -209,7 +209,7 @@ def _lost(error: ConnectionLost) -> AttemptFailed:
 class HttpRoute:
     """Ranges of a repository's files over plain HTTP; remembers where the Hub redirects each."""
 
-    client: Client
+    client: NetClient
     repository: HubRepository
     name: str
     stall_s: float = STALL_S
@@ -353,7 +353,7 @@ def _open_store(repository: HubRepository) -> tuple[Any, Any]:
 class XetRoute:
     """Ordered byte streams of the Xet store, by the hash that the Hub names for a file."""
 
-    client: Client
+    client: NetClient
     repository: HubRepository
     stall_s: float
     open_store: Callable[[HubRepository], tuple[Any, Any]] = _open_store

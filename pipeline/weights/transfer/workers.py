@@ -22,7 +22,7 @@ from pipeline.core import log
 from pipeline.core.errors import Interrupted, PipelineError
 from pipeline.core.files import os_errors_explained
 from pipeline.core.log import Bar
-from pipeline.core.net.http import Client
+from pipeline.core.net.http import NetClient
 from pipeline.weights.disk.hashing import MarkedHash
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.router import (
@@ -313,7 +313,7 @@ class WorkerPool:
         self,
         partial_files: Sequence[PartialFile],
         router: Router,
-        client: Client,
+        client: NetClient,
         options: Options,
         bar: Bar,
         install: Callable[[PartialFile], None],

@@ -14,7 +14,7 @@ import pytest
 from pipeline.core import proc
 from pipeline.core.known import Unknown
 from pipeline.hosts.facts import capture
-from pipeline.hosts.facts.gather import gather
+from pipeline.hosts.facts.gather import gather_facts
 from pipeline.hosts.facts.source import Capture
 from pipeline.hosts.fleet import shell
 from pipeline.hosts.fleet.remote import Remote
@@ -42,7 +42,7 @@ def test_facts_of_a_host_whose_driver_hangs_come_in_time_and_say_why(unkillable:
     taken: list[Capture] = []
     took = seconds(lambda: taken.append(Capture.model_validate(capture.take())))
     assert took < HELD_S / 2
-    facts = gather(taken[0])
+    facts = gather_facts(taken[0])
     assert isinstance(facts.gpus, Unknown)
     assert facts.gpus.unknown == (
         "nvidia-smi did not answer within 1 s; it cannot be killed and was left behind"
@@ -77,7 +77,7 @@ def test_a_program_beside_us_that_cannot_be_killed_does_not_hold_us(
 ) -> None:
     def beside() -> None:
         with proc.running(
-            [unkillable], env=proc.environment(), output=tmp_path / "out", cwd=tmp_path
+            [unkillable], env=proc.child_environment(), output=tmp_path / "out", cwd=tmp_path
         ):
             deadline = time.monotonic() + 10
             while "stuck" not in (tmp_path / "out").read_text() and time.monotonic() < deadline:
@@ -91,7 +91,7 @@ def test_a_command_on_a_host_that_cannot_be_killed_is_answered_with_the_reason(
 ) -> None:
     answers: list[dict[str, object]] = []
     request = {"command": f"echo first; exec {unkillable}", "limit_s": 1}
-    took = seconds(lambda: answers.append(shell.run(request)))
+    took = seconds(lambda: answers.append(shell.run_on_host(request)))
     assert took < HELD_S / 2
     assert answers[0]["code"] == 124
 

@@ -215,7 +215,7 @@ def escaped(
     (folder / "engine.py").write_text(HOSTILE)
     (folder / "places.json").write_text(json.dumps(places))
     tree = EngineTree(folder, "engine", "1", f"sha256:{'1' * 64}")
-    (answer,) = run.ask(replace(target, tree=tree), cases("a"))
+    (answer,) = run.ask_workers(replace(target, tree=tree), cases("a"))
     assert answer.ended == "stopped", answer.message
     result: dict[str, list[str]] = json.loads(answer.message)
     alive = target.folder("kernels") / "alive"
@@ -406,7 +406,7 @@ def test_root_can_judge_in_a_store_that_is_somebody_elses(
         folder.mkdir(parents=True)
         folder.chmod(0o700)
         os.chown(folder, 65534, 65534)
-    (answer,) = run.ask(replace(target, sandbox=of_kind(kind)), cases("a"))
+    (answer,) = run.ask_workers(replace(target, sandbox=of_kind(kind)), cases("a"))
     assert (answer.ended, answer.message) == ("stopped", "kept")
 
 
@@ -472,7 +472,7 @@ def test_what_an_engine_started_ends_with_a_case_that_took_too_long(
     (folder / "engine.py").write_text(HOSTILE)
     tree = EngineTree(folder, "engine", "1", f"sha256:{'1' * 64}")
     slow = [case.model_copy(update={"timeout_s": 2}) for case in cases("a")]
-    (answer,) = run.ask(replace(target, tree=tree, sandbox=of_kind(kind)), slow)
+    (answer,) = run.ask_workers(replace(target, tree=tree, sandbox=of_kind(kind)), slow)
     assert answer.ended == "timed out"
     alive = target.folder("kernels") / "alive"
     before = alive.read_text()
@@ -508,7 +508,7 @@ def test_folders_without_end_in_a_workers_folder_harm_no_store(
     body = f"begin(job['cases'][0])\n{DEEP}\n{shuts}\n{kernels}\n{DEEP}"
     link = 'os.symlink("nowhere", job["cache"] + "/link")'
     worker(monkeypatch, tmp_path, f"{HEAD}\n{link}\n{body}\n{ends}\n")
-    (answer,) = run.ask(target, cases("a"))
+    (answer,) = run.ask_workers(target, cases("a"))
     assert answer.ended == "called", answer.message
     assert list(target.store.tmp.iterdir()) == []
     assert {shelf.name: shelf.files for shelf in gate_sections(target.store)}["gate kernels"] == 1
@@ -523,7 +523,7 @@ def test_a_store_behind_a_link_is_reached_by_its_written_name(
     (tmp_path / "a link with blanks").symlink_to(tmp_path)
     there = open_store(tmp_path / "a link with blanks" / "store")
     for kind in ("namespaces", "restrictions"):
-        (answer,) = run.ask(replace(target, store=there, sandbox=of_kind(kind)), cases("a"))
+        (answer,) = run.ask_workers(replace(target, store=there, sandbox=of_kind(kind)), cases("a"))
         assert (answer.ended, answer.message) == ("stopped", "kept")
 
 

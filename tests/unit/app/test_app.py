@@ -29,11 +29,11 @@ def test_an_image_is_built_stated_and_verified_without_a_word_on_stdout(
 ) -> None:
     mirrors = (str(tmp_path / "mirror"),)
     request = app.build.BuildRequest(("tiny",), mirrors=mirrors, offline=True, accept=True)
-    done = app.build.build(workspace, request)
+    done = app.build.build_images(workspace, request)
     (image,) = done.built
     assert done.statements[image].stated.statements
     assert app.build.plan_build(workspace, request).work.missing == ()
-    verified = app.verify.verify(workspace, app.verify.VerifyRequest("tiny"))
+    verified = app.verify.verify_artifact(workspace, app.verify.VerifyRequest("tiny"))
     with pytest.raises(EvidenceUnsigned):
         verified.require_valid()
     assert capsys.readouterr().out == ""

@@ -27,7 +27,7 @@ from pipeline.core.model import sha256_of
 from pipeline.evidence.statements.inventory import placed_layers
 from pipeline.images.assemble import locked_layers as pinned
 from pipeline.images.assemble import plan
-from pipeline.images.assemble.image import Built, build_images, code_digest, find_built
+from pipeline.images.assemble.image import Built, assemble_images, code_digest, find_built
 from pipeline.images.assemble.plan import plan_image
 from pipeline.images.assemble.venv import record_row
 from pipeline.images.spec.checkout import Checkout
@@ -161,7 +161,7 @@ def test_a_second_build_has_nothing_to_do_and_asks_nobody(world: World) -> None:
     def nobody() -> Any:
         raise AssertionError("nothing was to be fetched")
 
-    second = build_images(checkout, world.store, plans, nobody)[0]
+    second = assemble_images(checkout, world.store, plans, nobody)[0]
     assert (second.digest, second.cached, first.cached) == (first.digest, True, False)
 
 
@@ -295,7 +295,7 @@ def test_a_file_that_nobody_has_is_refused(world: World) -> None:
     empty = world.place / "empty"
     empty.mkdir()
     with pytest.raises(OfflineMiss):
-        build_images(checkout, world.store, plans, lambda: folder_fetcher(world.store, empty))
+        assemble_images(checkout, world.store, plans, lambda: folder_fetcher(world.store, empty))
 
 
 def test_a_damaged_wheel_stops_the_build_and_is_named(world: World) -> None:

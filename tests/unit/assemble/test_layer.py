@@ -24,7 +24,7 @@ from pipeline.images.assemble.layer import (
     Deflated,
     Entry,
     Slice,
-    read_file,
+    read_layer_file,
     with_parents,
     write_layer,
 )
@@ -167,7 +167,7 @@ def test_each_file_is_found_by_its_row(
     for entry in entries:
         if entry.kind is Kind.FILE:
             row = rows[entry.path]
-            assert read_file(place / "blob", row) == plain(entry)
+            assert read_layer_file(place / "blob", row) == plain(entry)
             assert row.sha256 == hashlib.sha256(plain(entry)).hexdigest()
 
 
@@ -180,7 +180,7 @@ def test_members_that_end_where_a_read_ends_are_followed_by_the_next(
     member_bytes = len(compress(text[:1000]))
     for more in range(-2, 30):
         monkeypatch.setattr(layer, "CHUNK_BYTES", member_bytes + more)
-        assert read_file(tmp_path / "blob", row) == text
+        assert read_layer_file(tmp_path / "blob", row) == text
 
 
 def test_any_order_in_gives_the_same_bytes_out(
@@ -344,14 +344,14 @@ def test_a_flipped_byte_in_the_blob_is_found_when_the_file_is_read(tmp_path: Pat
         raw[at] ^= 0x10
         blob.write_bytes(raw)
         with pytest.raises(StoreDamaged):
-            read_file(blob, row)
+            read_layer_file(blob, row)
 
 
 def test_a_cut_blob_is_found_when_the_file_is_read(tmp_path: Path) -> None:
     blob, row = one_file(tmp_path)
     blob.write_bytes(blob.read_bytes()[:1000])
     with pytest.raises(StoreDamaged, match="ends inside a"):
-        read_file(blob, row)
+        read_layer_file(blob, row)
 
 
 @pytest.mark.parametrize(
@@ -360,4 +360,4 @@ def test_a_cut_blob_is_found_when_the_file_is_read(tmp_path: Path) -> None:
 def test_a_row_that_lies_is_found(tmp_path: Path, change: dict[str, int | str]) -> None:
     blob, row = one_file(tmp_path)
     with pytest.raises(PipelineError):
-        read_file(blob, FileRow(**{**row._asdict(), **change}))
+        read_layer_file(blob, FileRow(**{**row._asdict(), **change}))

@@ -14,7 +14,7 @@ from pipeline.images.assemble.image import (
     image_manifest,
 )
 from pipeline.images.assemble.plan import ImagePlan
-from pipeline.images.lock.model import sealed
+from pipeline.images.lock.model import sealed_lock
 from pipeline.images.spec.image import ImageSpec
 from tests.makers import AMD64, root_image
 
@@ -46,7 +46,7 @@ def plan(platform: str = AMD64, base: ImagePlan | None = None, **spec: Any) -> I
     else:
         fields["debian"] = {}
     image_spec = ImageSpec.model_validate(fields)
-    lock = sealed(image_spec.name, platform, image_spec.lock_digest(), None, [], [])
+    lock = sealed_lock(image_spec.name, platform, image_spec.lock_digest(), None, [], [])
     return ImagePlan(image_spec, platform, lock, (), base, {})
 
 

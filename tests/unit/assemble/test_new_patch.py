@@ -15,7 +15,7 @@ from pipeline.images.assemble import patch_series
 from pipeline.images.assemble.image import wheel_tree
 from pipeline.images.assemble.patch_series import (
     Installed,
-    installed,
+    installed_files,
     new_patch,
 )
 from pipeline.images.assemble.plan import plan_image
@@ -47,7 +47,7 @@ def files(tmp_path: Path) -> Installed:
     image.files = patch_files(EDIT)
     root = root_image([make_deb(mirror, "tool")])
     checkout, store, built = build_in(tmp_path, root, image)
-    return installed(checkout, built.plan, wheel_tree(store, built.plan))
+    return installed_files(checkout, built.plan, wheel_tree(store, built.plan))
 
 
 def moved(edit: Edit, path: str) -> str:

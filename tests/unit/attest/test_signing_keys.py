@@ -21,7 +21,7 @@ from pipeline.artifacts.attest.keys import (
     find_signer,
     is_valid_signature,
     key_id,
-    new_key,
+    make_private_key,
     public_pem,
     read_private,
     read_private_file,
@@ -36,7 +36,7 @@ OPEN = serialization.NoEncryption()
 
 
 def test_a_new_key_is_for_its_owner_alone(tmp_path: Path) -> None:
-    key = new_key()
+    key = make_private_key()
     public = write_key(tmp_path / "keys" / "mine.pem", key)
     assert (tmp_path / "keys" / "mine.pem").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
@@ -46,7 +46,7 @@ def test_a_new_key_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 def test_the_key_id_is_the_digest_of_the_DER_form() -> None:
-    public = new_key().public_key()
+    public = make_private_key().public_key()
     body = "".join(public_pem(public).splitlines()[1:-1])
     digest = hashlib.sha256(base64.b64decode(body)).hexdigest()
     assert key_id(public) == f"sha256:{digest}"
@@ -56,7 +56,7 @@ def test_the_key_id_is_the_digest_of_the_DER_form() -> None:
 def test_no_key_is_overwritten(tmp_path: Path, there: str) -> None:
     (tmp_path / there).write_text("precious")
     with pytest.raises(KeyExists, match=there):
-        write_key(tmp_path / "mine.pem", new_key())
+        write_key(tmp_path / "mine.pem", make_private_key())
     assert (tmp_path / there).read_text() == "precious"
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -64,13 +64,13 @@ def test_no_key_is_overwritten(tmp_path: Path, there: str) -> None:
 def test_a_key_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "mine.pem").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(KeyExists):
-        write_key(tmp_path / "mine.pem", new_key())
+        write_key(tmp_path / "mine.pem", make_private_key())
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_passphrase_guards_a_key(tmp_path: Path) -> None:
     path = tmp_path / "mine.pem"
-    write_key(path, new_key(), b"secret")
+    write_key(path, make_private_key(), b"secret")
     assert b"ENCRYPTED" in path.read_bytes()
     read_private_file(path, b"secret")
     with pytest.raises(KeyInvalid, match="needs its passphrase"):
@@ -81,21 +81,21 @@ def test_a_passphrase_guards_a_key(tmp_path: Path) -> None:
 
 def test_a_passphrase_for_an_open_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.pem"
-    write_key(path, new_key())
+    write_key(path, make_private_key())
     with pytest.raises(KeyInvalid, match="has no passphrase"):
         read_private_file(path, b"secret")
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.pem"
-    write_key(path, new_key())
+    write_key(path, make_private_key())
     path.chmod(0o640)
     with pytest.raises(KeyInvalid, match="others can read it"):
         read_private_file(path)
 
 
 def test_a_public_key_in_the_place_of_a_private_one_is_named_as_that(tmp_path: Path) -> None:
-    public = write_key(tmp_path / "mine.pem", new_key())
+    public = write_key(tmp_path / "mine.pem", make_private_key())
     with pytest.raises(KeyInvalid, match="is not a private key"):
         read_private_file(public)
 
@@ -131,11 +131,11 @@ def test_files_that_cannot_be_keys_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_signature_holds_for_its_bytes_and_key_only() -> None:
-    key = new_key()
+    key = make_private_key()
     sig = LocalSigner(key).sign(b"data")
     assert is_valid_signature(key.public_key(), sig, b"data")
     assert not is_valid_signature(key.public_key(), sig, b"dat")
-    assert not is_valid_signature(new_key().public_key(), sig, b"data")
+    assert not is_valid_signature(make_private_key().public_key(), sig, b"data")
     assert not is_valid_signature(key.public_key(), b"", b"data")
     assert not is_valid_signature(key.public_key(), sig[:-1], b"data")
 
@@ -144,7 +144,7 @@ def test_openssl_agrees(tmp_path: Path) -> None:
     """An independent judge, where this machine has it."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed.")
-    key = new_key()
+    key = make_private_key()
     public = write_key(tmp_path / "k.pem", key)
     (tmp_path / "data").write_bytes(b"data")
     (tmp_path / "sig").write_bytes(LocalSigner(key).sign(b"data"))
@@ -169,7 +169,7 @@ sys.stdout.buffer.write(key.sign(sys.stdin.buffer.read(), ec.ECDSA(hashes.SHA256
 
 
 def test_an_agent_signs_what_it_reads(tmp_path: Path) -> None:
-    key = new_key()
+    key = make_private_key()
     public = write_key(tmp_path / "hidden.pem", key)
     agent = agent_script(tmp_path, GOOD_AGENT.format(path=str(tmp_path / "hidden.pem")))
     signer = find_signer(
@@ -181,9 +181,9 @@ def test_an_agent_signs_what_it_reads(tmp_path: Path) -> None:
 
 
 def test_an_agent_with_another_key_is_found_out(tmp_path: Path) -> None:
-    write_key(tmp_path / "hidden.pem", new_key())
+    write_key(tmp_path / "hidden.pem", make_private_key())
     agent = agent_script(tmp_path, GOOD_AGENT.format(path=str(tmp_path / "hidden.pem")))
-    signer = AgentSigner(tuple(shlex.split(agent)), new_key().public_key())
+    signer = AgentSigner(tuple(shlex.split(agent)), make_private_key().public_key())
     with pytest.raises(SigningFailed, match="its output is not a signature by sha256:"):
         signer.sign(b"data")
 
@@ -194,19 +194,19 @@ def test_an_agent_with_another_key_is_found_out(tmp_path: Path) -> None:
 )
 def test_an_agent_that_fails_is_reported(tmp_path: Path, body: str, message: str) -> None:
     agent = agent_script(tmp_path, body)
-    signer = AgentSigner(tuple(shlex.split(agent)), new_key().public_key())
+    signer = AgentSigner(tuple(shlex.split(agent)), make_private_key().public_key())
     with pytest.raises(SigningFailed, match=message):
         signer.sign(b"data")
 
 
 def test_an_agent_that_is_not_there_is_reported() -> None:
-    signer = AgentSigner(("/nonexistent/agent",), new_key().public_key())
+    signer = AgentSigner(("/nonexistent/agent",), make_private_key().public_key())
     with pytest.raises(SigningFailed, match="No such file"):
         signer.sign(b"data")
 
 
 def test_a_key_comes_from_file_then_environment_then_agent(tmp_path: Path) -> None:
-    one, other = new_key(), new_key()
+    one, other = make_private_key(), make_private_key()
     write_key(tmp_path / "one.pem", one, b"secret")
     pem = other.private_bytes(PEM, PKCS8, OPEN).decode()
     first = find_signer(

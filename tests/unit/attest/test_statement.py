@@ -17,7 +17,7 @@ from pipeline.artifacts.attest.cosign import (
     signature_attachment,
 )
 from pipeline.artifacts.attest.envelope import countersigned, enclose, pae, read_envelope
-from pipeline.artifacts.attest.keys import LocalSigner, is_valid_signature, new_key
+from pipeline.artifacts.attest.keys import LocalSigner, is_valid_signature, make_private_key
 from pipeline.artifacts.attest.names import (
     CYCLONEDX,
     HOST_FACTS,
@@ -26,7 +26,7 @@ from pipeline.artifacts.attest.names import (
     SPDX,
     WEIGHTS,
     deb_purl,
-    kind_of,
+    predicate_kind,
     wheel_purl,
 )
 from pipeline.artifacts.attest.statement import (
@@ -39,7 +39,7 @@ from pipeline.artifacts.attest.statement import (
 )
 from pipeline.artifacts.store.store import open_store
 from pipeline.core.errors import RecordInvalid
-from pipeline.evidence.statements.evidence_set import evidence_folder, keep, kept
+from pipeline.evidence.statements.evidence_set import evidence_folder, kept_envelopes, sign_and_keep
 
 DIGEST, OTHER_DIGEST = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 EARLY = Moment(at="2026-01-01T00:00:00Z", invocation="urn:uuid:1")
@@ -65,7 +65,7 @@ def test_when_it_was_made_is_kept_apart_from_what_was_found(kind: str) -> None:
 
 
 def payload_of(digest: str, reference: str, *more: Any) -> bytes:
-    return signature_attachment(digest, reference, LocalSigner(new_key()), *more).data
+    return signature_attachment(digest, reference, LocalSigner(make_private_key()), *more).data
 
 
 def test_another_finding_is_another_core() -> None:
@@ -96,8 +96,8 @@ def test_other_times_are_refused(text: Any) -> None:
 
 
 def test_a_kind_of_others_is_its_own_name() -> None:
-    assert kind_of(PROVENANCE) == "provenance"
-    assert kind_of("urn:x:y") == "urn:x:y"
+    assert predicate_kind(PROVENANCE) == "provenance"
+    assert predicate_kind("urn:x:y") == "urn:x:y"
 
 
 def test_what_parts_a_package_url_is_quoted_in_its_pieces() -> None:
@@ -114,7 +114,7 @@ def test_the_frame_is_the_one_of_the_DSSE_specification() -> None:
 
 
 def test_an_envelope_comes_back_as_it_was() -> None:
-    one, other = LocalSigner(new_key()), LocalSigner(new_key())
+    one, other = LocalSigner(make_private_key()), LocalSigner(make_private_key())
     envelope = enclose(make_statement("x", DIGEST, HOST_FACTS, {"host": "x"}), [one, other])
     again = read_envelope(envelope.dump(), "it")
     assert again == envelope
@@ -127,7 +127,7 @@ def test_an_envelope_comes_back_as_it_was() -> None:
 
 
 def test_a_key_signs_only_once() -> None:
-    signer = LocalSigner(new_key())
+    signer = LocalSigner(make_private_key())
     envelope = enclose(make_statement("x", DIGEST, HOST_FACTS, {}), [signer])
     assert len(countersigned(envelope, signer).signatures) == 1
 
@@ -135,31 +135,43 @@ def test_a_key_signs_only_once() -> None:
 def test_a_statement_is_kept_as_it_was_first_signed(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     folder = evidence_folder(store, "image", "linux/amd64", DIGEST)
-    one, other = LocalSigner(new_key()), LocalSigner(new_key())
-    first = keep(store, folder, "facts", make_statement("x", DIGEST, HOST_FACTS, {}, EARLY), [one])
-    again = keep(store, folder, "facts", make_statement("x", DIGEST, HOST_FACTS, {}, LATE), [one])
+    one, other = LocalSigner(make_private_key()), LocalSigner(make_private_key())
+    first = sign_and_keep(
+        store, folder, "facts", make_statement("x", DIGEST, HOST_FACTS, {}, EARLY), [one]
+    )
+    again = sign_and_keep(
+        store, folder, "facts", make_statement("x", DIGEST, HOST_FACTS, {}, LATE), [one]
+    )
     assert again == first
-    both = keep(store, folder, "facts", make_statement("x", DIGEST, HOST_FACTS, {}, LATE), [other])
+    both = sign_and_keep(
+        store, folder, "facts", make_statement("x", DIGEST, HOST_FACTS, {}, LATE), [other]
+    )
     assert both.payload == first.payload
     assert [s.key_id for s in both.signatures] == [one.key_id, other.key_id]
-    assert [p.name for p in kept(store, "image", "linux/amd64", DIGEST)] == ["facts.dsse.json"]
+    assert [p.name for p in kept_envelopes(store, "image", "linux/amd64", DIGEST)] == [
+        "facts.dsse.json"
+    ]
 
 
 def test_a_new_finding_takes_the_old_ones_place(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     folder = evidence_folder(store, "image", "linux/amd64", DIGEST)
-    signer = LocalSigner(new_key())
-    keep(store, folder, "facts", make_statement("x", DIGEST, HOST_FACTS, {"a": 1}, EARLY), [signer])
-    new = keep(store, folder, "facts", make_statement("x", DIGEST, HOST_FACTS, {"a": 2}, LATE), [])
+    signer = LocalSigner(make_private_key())
+    sign_and_keep(
+        store, folder, "facts", make_statement("x", DIGEST, HOST_FACTS, {"a": 1}, EARLY), [signer]
+    )
+    new = sign_and_keep(
+        store, folder, "facts", make_statement("x", DIGEST, HOST_FACTS, {"a": 2}, LATE), []
+    )
     assert new.statement.predicate["a"] == 2
     assert new.signatures == ()
     (folder / "facts.dsse.json").write_bytes(b"damaged")
-    keep(store, folder, "facts", new.statement, [signer])
+    sign_and_keep(store, folder, "facts", new.statement, [signer])
     assert read_envelope((folder / "facts.dsse.json").read_bytes(), "it").signatures
 
 
 def test_an_image_signature_is_what_cosign_reads() -> None:
-    signer = LocalSigner(new_key())
+    signer = LocalSigner(make_private_key())
     layer = signature_attachment(DIGEST, "registry.example/engine", signer)
     body = json.loads(layer.data)
     assert body["critical"]["image"] == {"docker-manifest-digest": DIGEST}
@@ -197,7 +209,9 @@ def test_a_payload_of_another_shape_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_an_attestation_is_attached_as_it_was_signed() -> None:
-    envelope = enclose(make_statement("x", DIGEST, PROVENANCE, {}), [LocalSigner(new_key())])
+    envelope = enclose(
+        make_statement("x", DIGEST, PROVENANCE, {}), [LocalSigner(make_private_key())]
+    )
     layer = attestation_attachment(envelope)
     assert layer.annotations == {SIGNATURE_NOTE: "", "predicateType": PROVENANCE}
     assert read_envelope(layer.data, "it") == envelope

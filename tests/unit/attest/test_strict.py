@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from pipeline.artifacts.attest import strict
-from pipeline.artifacts.attest.strict import MAX_DEPTH, as_model, plain, read_base64, read_json
+from pipeline.artifacts.attest.strict import (
+    MAX_DEPTH,
+    as_model,
+    plain,
+    read_base64,
+    read_signed_json,
+)
 from pipeline.core.errors import RecordInvalid
 from pipeline.core.model import Frozen
 
@@ -27,7 +33,7 @@ from pipeline.core.model import Frozen
     ],
 )
 def test_plain_json_is_read(text: str, value: Any) -> None:
-    read = read_json(text.encode(), "it")
+    read = read_signed_json(text.encode(), "it")
     assert value is None or read == value
 
 
@@ -66,7 +72,7 @@ def test_plain_json_is_read(text: str, value: Any) -> None:
 )
 def test_anything_with_a_second_meaning_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(RecordInvalid) as refused:
-        read_json(data, "it")
+        read_signed_json(data, "it")
     assert str(refused.value).startswith("it: ")
     assert message in str(refused.value)
 
@@ -74,19 +80,19 @@ def test_anything_with_a_second_meaning_is_refused(data: bytes, message: str) ->
 def test_a_text_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strict, "MAX_STRING", 10)
     with pytest.raises(RecordInvalid, match="longer than 10 characters"):
-        read_json(b'["01234567890"]', "it")
+        read_signed_json(b'["01234567890"]', "it")
 
 
 def test_size_is_bounded() -> None:
     with pytest.raises(RecordInvalid, match="larger than 10 bytes"):
-        read_json(b'"0123456789"', "it", 10)
+        read_signed_json(b'"0123456789"', "it", 10)
 
 
 @pytest.mark.parametrize("unit", [b'\\"', b'"\\', b'["', b'{"a":"', b"\\"])
 def test_hostile_text_takes_linear_time(unit: bytes) -> None:
     start = time.monotonic()
     with pytest.raises(RecordInvalid):
-        read_json(b'"' + unit * 500_000, "it")
+        read_signed_json(b'"' + unit * 500_000, "it")
     assert time.monotonic() - start < 5
 
 
@@ -104,7 +110,7 @@ def test_what_fits_no_model_is_reported_by_field_or_as_a_whole(value: Any, messa
 
 def test_texts_of_others_are_made_plain() -> None:
     assert plain("e\u0301\r\n\u202eabc\x1b\ttab") == "é\n abc \ttab"
-    read_json(json.dumps(plain("".join(map(chr, range(0x3000))))).encode(), "it")
+    read_signed_json(json.dumps(plain("".join(map(chr, range(0x3000))))).encode(), "it")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.artifacts.attest.keys import key_id, new_key, public_pem
+from pipeline.artifacts.attest.keys import key_id, make_private_key, public_pem
 from pipeline.artifacts.attest.names import HOST_FACTS, PROVENANCE
 from pipeline.artifacts.attest.statement import CLOCKS_APART
 from pipeline.artifacts.attest.trust import (
@@ -27,7 +27,7 @@ from pipeline.artifacts.attest.trust import (
 )
 from pipeline.core.errors import TrustInvalid
 
-KEY = new_key().public_key()
+KEY = make_private_key().public_key()
 ENTRY = trust_entry("builder", public_pem(KEY), key_id(KEY), datetime(2026, 1, 1, tzinfo=UTC))
 FILE = f"format: 1\nkeys:\n{ENTRY}\n"
 
@@ -78,7 +78,7 @@ def test_a_bad_trust_file_is_refused(tmp_path: Path, text: str, message: str) ->
 
 
 def test_two_keys_of_one_name_are_refused(tmp_path: Path) -> None:
-    other = new_key().public_key()
+    other = make_private_key().public_key()
     entry = trust_entry("builder", public_pem(other), key_id(other), datetime.now(UTC))
     with pytest.raises(TrustInvalid, match="share one name"):
         read(tmp_path, f"{FILE}{entry}\n")
@@ -121,7 +121,7 @@ def test_clocks_may_be_a_little_apart_and_no_more(tmp_path: Path) -> None:
         assert "in the future" in key.objection(HOST_FACTS, now + ahead, now)
 
 
-SECOND = new_key().public_key()
+SECOND = make_private_key().public_key()
 MORE = trust_entry("second", public_pem(SECOND), key_id(SECOND), datetime(2026, 1, 1, tzinfo=UTC))
 
 
@@ -264,7 +264,7 @@ def test_whether_a_key_was_stolen_is_no_text_and_no_number(tmp_path: Path, text:
 
 
 def test_of_keys_with_one_name_none_is_dropped(tmp_path: Path) -> None:
-    publics = [new_key().public_key() for _ in range(4)]
+    publics = [make_private_key().public_key() for _ in range(4)]
     paths = []
     for number, public in enumerate(publics):
         paths.append(tmp_path / str(number) / "builder.pub")

@@ -8,6 +8,7 @@ from pathlib import Path
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.serving.bench.metrics import intervals, metrics_of
 from pipeline.serving.bench.model import (
+    BenchRun,
     Cell,
     CellResult,
     ClientFacts,
@@ -16,7 +17,6 @@ from pipeline.serving.bench.model import (
     Inputs,
     Mark,
     RequestRow,
-    Run,
     Samples,
     SelfTest,
     ServerFacts,
@@ -133,7 +133,7 @@ def _self_test(concurrency: int) -> SelfTest:
     )
 
 
-def write_example(folder: Path) -> Run:
+def write_example(folder: Path) -> BenchRun:
     """The whole run, written as the client writes it."""
     workload = example_workload()
     cells, at = [], 0
@@ -156,7 +156,7 @@ def write_example(folder: Path) -> Run:
                 {"cell": cell, "state": state, "trials": trials, "intervals": intervals(trials)}
             )
         )
-    run = Run(
+    run = BenchRun(
         state="complete",
         started=_STARTED,
         ended="2026-11-02T08:01:00Z",

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pipeline.serving.bench.answer import Answer, Malformed, loops
+from pipeline.serving.bench.answer import BenchAnswer, Malformed, loops
 from pipeline.serving.bench.stub import chunk, event, last_events
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -27,7 +27,7 @@ def _delta(**delta: object) -> dict[str, object]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 100_000])
 def test_an_answer_reads_the_same_however_it_is_cut(size: int) -> None:
-    answer = Answer()
+    answer = BenchAnswer()
     pieces = [_WHOLE[at : at + size] for at in range(0, len(_WHOLE), size)]
     wholes = [answer.feed(piece, float(number)) for number, piece in enumerate(pieces)]
     assert wholes[-1]
@@ -39,7 +39,7 @@ def test_an_answer_reads_the_same_however_it_is_cut(size: int) -> None:
 
 
 def test_a_token_has_the_time_of_the_piece_that_completed_it() -> None:
-    answer = Answer()
+    answer = BenchAnswer()
     one, two = event(" one", 1), event(" two", 2)
     answer.feed(_HEAD + one[:-10], 1.0)
     assert list(answer.times) == []
@@ -49,7 +49,7 @@ def test_a_token_has_the_time_of_the_piece_that_completed_it() -> None:
 
 
 def test_a_large_chunk_is_not_waited_for() -> None:
-    answer = Answer()
+    answer = BenchAnswer()
     both = chunk(_data(_delta(content="a")) + _data(_delta(content="b")))
     middle = both.index(b"\n\n") + 3
     answer.feed(_HEAD + both[:middle], 1.0)
@@ -57,7 +57,7 @@ def test_a_large_chunk_is_not_waited_for() -> None:
 
 
 def test_thoughts_and_tool_calls_are_text_too() -> None:
-    answer = Answer()
+    answer = BenchAnswer()
     call = {"function": {"name": "find", "arguments": "{}"}}
     deltas: list[dict[str, object]] = [
         {"reasoning_content": "hm"},
@@ -70,14 +70,14 @@ def test_thoughts_and_tool_calls_are_text_too() -> None:
 
 
 def test_an_event_without_text_is_no_token() -> None:
-    answer = Answer()
+    answer = BenchAnswer()
     answer.feed(_HEAD + chunk(_data(_delta(role="assistant", content=""))), 1.0)
     answer.feed(chunk(b": a comment\n\n"), 1.0)
     assert len(answer.times) == 0
 
 
 def test_a_plain_completion_has_its_text_elsewhere() -> None:
-    answer = Answer()
+    answer = BenchAnswer()
     answer.feed(_HEAD + chunk(_data({"choices": [{"text": "word"}]})), 1.0)
     assert answer.text == "word"
 
@@ -85,13 +85,13 @@ def test_a_plain_completion_has_its_text_elsewhere() -> None:
 def test_an_answer_with_a_length_ends_there() -> None:
     body = _data(_delta(content="a")) + b"data: [DONE]\n\n"
     head = f"Content-Type: text/event-stream\r\nContent-Length: {len(body)}"
-    answer = Answer()
+    answer = BenchAnswer()
     assert answer.feed(_plain(body, head), 1.0)
     assert answer.reusable
 
 
 def test_an_answer_without_a_length_ends_with_its_connection() -> None:
-    answer = Answer()
+    answer = BenchAnswer()
     assert not answer.feed(_plain(_data(_delta(content="a"))), 1.0)
     answer.ended()
     assert answer.whole
@@ -99,14 +99,14 @@ def test_an_answer_without_a_length_ends_with_its_connection() -> None:
 
 
 def test_a_chunked_answer_that_ends_early_is_not_whole() -> None:
-    answer = Answer()
+    answer = BenchAnswer()
     answer.feed(_WHOLE[:-3], 1.0)
     answer.ended()
     assert not answer.whole
 
 
 def test_a_refusal_keeps_its_reason_and_not_more() -> None:
-    answer = Answer()
+    answer = BenchAnswer()
     body = b"no room " * 10_000
     head = f"HTTP/1.1 429 Too Many\r\nRetry-After: 3\r\nContent-Length: {len(body)}\r\n\r\n"
     assert answer.feed(head.encode() + body, 1.0)
@@ -115,7 +115,7 @@ def test_a_refusal_keeps_its_reason_and_not_more() -> None:
 
 
 def test_an_error_in_the_stream_is_kept() -> None:
-    answer = Answer()
+    answer = BenchAnswer()
     answer.feed(_HEAD + chunk(_data({"error": {"code": 500, "message": "out of memory"}})), 1.0)
     assert answer.error == "out of memory"
 
@@ -146,11 +146,11 @@ def test_an_error_in_the_stream_is_kept() -> None:
 )
 def test_what_is_no_stream_is_malformed(data: bytes) -> None:
     with pytest.raises(Malformed):
-        Answer().feed(data, 1.0)
+        BenchAnswer().feed(data, 1.0)
 
 
 def test_a_long_answer_keeps_only_its_end() -> None:
-    answer, kept = Answer(), Answer(keep_all=True)
+    answer, kept = BenchAnswer(), BenchAnswer(keep_all=True)
     for each in (answer, kept):
         each.feed(_HEAD, 0.0)
         for number in range(3000):
@@ -191,7 +191,7 @@ def test_text_and_tables_are_no_loop(text: str) -> None:
 @pytest.mark.parametrize("size", [1, 2, 5, 100_000])
 def test_a_byte_order_mark_does_not_hide_the_first_token(size: int) -> None:
     body = b"\xef\xbb\xbf" + _data(_delta(content="one")) + _data(_delta(content="two"))
-    whole, answer = _HEAD + chunk(body) + b"0\r\n\r\n", Answer()
+    whole, answer = _HEAD + chunk(body) + b"0\r\n\r\n", BenchAnswer()
     for at in range(0, len(whole), size):
         answer.feed(whole[at : at + size], float(at))
     assert (answer.text, len(answer.times)) == ("onetwo", 2)
@@ -203,4 +203,4 @@ def test_bytes_after_the_end_of_an_answer_are_no_part_of_the_next(head: str) -> 
     if head:
         data = _plain(b": a\nHTTP/1.1 200", f"Content-Type: text/event-stream\r\n{head}")
     with pytest.raises(Malformed, match="bytes follow the end"):
-        Answer().feed(data, 0.0)
+        BenchAnswer().feed(data, 0.0)

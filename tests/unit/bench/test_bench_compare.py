@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.core.model import sha256_of
 from pipeline.serving.bench.metrics import DEFINITIONS, t_quantile
-from pipeline.serving.bench.model import CellResult, Mark, Run, Trial
+from pipeline.serving.bench.model import BenchRun, CellResult, Mark, Trial
 from pipeline.serving.bench.record import read_run
 from pipeline.serving.bench.results.compare import (
     GATED,
@@ -18,9 +18,9 @@ from pipeline.serving.bench.results.compare import (
     Side,
     SideCell,
     change_of,
-    compare,
+    compare_runs,
     is_judged,
-    judge,
+    judge_gate,
     read_side,
     side_of,
 )
@@ -38,11 +38,11 @@ def _side(**values: list[float]) -> Side:
 
 def _number(first: list[float], second: list[float], name: str = "output_tok_s") -> NumberChange:
     key = name.replace(".", "__")
-    (found,) = compare(_side(**{key: first}), _side(**{key: second})).numbers()
+    (found,) = compare_runs(_side(**{key: first}), _side(**{key: second})).numbers()
     return found[1]
 
 
-def _with_first_cell(run: Run, cell: CellResult) -> Run:
+def _with_first_cell(run: BenchRun, cell: CellResult) -> BenchRun:
     return run.model_copy(update={"cells": [cell, *run.cells[1:]]})
 
 
@@ -85,7 +85,7 @@ def test_the_change_has_the_interval_of_welch() -> None:
 
 def test_a_run_against_itself_has_no_winner_and_no_changed_input() -> None:
     side = read_side(FOLDER)
-    comparison = compare(side, side)
+    comparison = compare_runs(side, side)
     assert comparison.inputs == []
     assert {number.verdict for _, number in comparison.numbers()} == {"undecided"}
 
@@ -95,12 +95,12 @@ def test_changed_inputs_are_named() -> None:
     inputs = run.inputs.model_copy(update={"image": sha256_of(b"new")})
     server = run.server.model_copy(update={"settings": {"tp": "8"}})
     other = run.model_copy(update={"inputs": inputs, "server": server})
-    changes = compare(side_of(run, "a"), side_of(other, "b")).inputs
+    changes = compare_runs(side_of(run, "a"), side_of(other, "b")).inputs
     named = {c.name: (c.first, c.second) for c in changes}
     assert named == {"image": ("", sha256_of(b"new")), "server.settings.tp": ("", "8")}
 
 
-def _faster(run: Run, **cell_changes: object) -> Run:
+def _faster(run: BenchRun, **cell_changes: object) -> BenchRun:
     """The first cell with ten times the output throughput in every trial."""
     result = run.cells[0]
     trials = [_scaled(trial) for trial in result.trials]
@@ -115,8 +115,8 @@ def _scaled(trial: Trial) -> Trial:
     )
 
 
-def _output(first: Run, second: Run) -> NumberChange:
-    numbers = compare(side_of(first, "a"), side_of(second, "b")).numbers()
+def _output(first: BenchRun, second: BenchRun) -> NumberChange:
+    numbers = compare_runs(side_of(first, "a"), side_of(second, "b")).numbers()
     return next(n for cell, n in numbers if (cell, n.name) == ("c1", "output_tok_s"))
 
 
@@ -140,7 +140,7 @@ def test_a_name_and_more_repeats_are_the_same_load() -> None:
     assert _output(run, _faster(run).model_copy(update={"workload": renamed})).verdict == "better"
 
 
-def _longer(run: Run, **times: float) -> Run:
+def _longer(run: BenchRun, **times: float) -> BenchRun:
     """The first cell with other real lengths, which were asked for alike."""
     result = run.cells[0]
 
@@ -167,10 +167,10 @@ def test_prompts_or_answers_of_another_real_length_name_no_winner(
     other = _longer(_faster(run), **{name: times})
     number = _output(run, other)
     assert (number.verdict, number.why) == ("undecided", why)
-    (change,) = compare(side_of(run, "a"), side_of(other, "b")).inputs
+    (change,) = compare_runs(side_of(run, "a"), side_of(other, "b")).inputs
     kind = "prompt" if name == "input_tokens" else "answer"
     assert change.name == f"c1: tokens of each {kind}"
-    rows = judge(compare(side_of(run, "a"), side_of(other, "b")), 5.0, ["output_tok_s"])
+    rows = judge_gate(compare_runs(side_of(run, "a"), side_of(other, "b")), 5.0, ["output_tok_s"])
     assert rows[0].verdict == "undecided"
 
 
@@ -178,7 +178,7 @@ def test_lengths_that_differ_a_little_are_the_same_work() -> None:
     run = read_run(FOLDER)
     other = _longer(_faster(run), input_tokens=1.03)
     assert _output(run, other).verdict == "better"
-    assert compare(side_of(run, "a"), side_of(other, "b")).inputs == []
+    assert compare_runs(side_of(run, "a"), side_of(other, "b")).inputs == []
 
 
 def test_a_client_that_was_the_limit_names_none() -> None:
@@ -191,7 +191,7 @@ def test_a_client_that_was_the_limit_names_none() -> None:
 
 
 def test_void_trials_do_not_count_and_are_said() -> None:
-    comparison = compare(read_side(FOLDER), read_side(FOLDER))
+    comparison = compare_runs(read_side(FOLDER), read_side(FOLDER))
     (cell,) = [cell for cell in comparison.cells if cell.name == "c2"]
     assert "first: 1 of 6 requests failed: lost" in cell.notes
     assert cell.numbers[0].first.trials == 2
@@ -201,7 +201,7 @@ def test_two_programs_are_shown_side_by_side_without_a_winner() -> None:
     vllm, aiperf = (
         read_side(FOREIGN / name) for name in ("vllm-sweep", "profile_export_aiperf.json")
     )
-    numbers = {n.name: n for _, n in compare(vllm, aiperf).numbers()}
+    numbers = {n.name: n for _, n in compare_runs(vllm, aiperf).numbers()}
     assert {n.verdict for n in numbers.values()} == {"undecided"}
     assert numbers["ttft_ms.mean"].why == "measured by vllm bench and by aiperf"
     # equal in vLLM, and counted otherwise by aiperf
@@ -211,7 +211,7 @@ def test_two_programs_are_shown_side_by_side_without_a_winner() -> None:
 
 
 def test_two_results_of_one_foreign_program_may_have_a_winner() -> None:
-    cells = compare(read_side(FOREIGN / "vllm-sweep"), read_side(FOREIGN / "vllm-sweep")).cells
+    cells = compare_runs(read_side(FOREIGN / "vllm-sweep"), read_side(FOREIGN / "vllm-sweep")).cells
     equal = [n for n in cells[0].numbers if n.name == "output_tok_s"]
     assert [n.why for n in equal] == ["not surely more than 5 % apart"]
 
@@ -219,14 +219,14 @@ def test_two_results_of_one_foreign_program_may_have_a_winner() -> None:
 def test_cells_of_one_side_only_are_named() -> None:
     other = _side(output_tok_s=[1.0, 2.0])
     renamed = other.model_copy(update={"cells": {"c2": other.cells["c1"]}})
-    comparison = compare(_side(output_tok_s=[1.0, 2.0]), renamed)
+    comparison = compare_runs(_side(output_tok_s=[1.0, 2.0]), renamed)
     assert (comparison.only_first, comparison.only_second) == (["c1"], ["c2"])
 
 
 def _gate(first: list[float], second: list[float], name: str = "output_tok_s") -> str:
     key = name.replace(".", "__")
-    comparison = compare(_side(**{key: first}), _side(**{key: second}))
-    (row,) = judge(comparison, 5.0, [name])
+    comparison = compare_runs(_side(**{key: first}), _side(**{key: second}))
+    (row,) = judge_gate(comparison, 5.0, [name])
     return row.verdict
 
 
@@ -259,16 +259,18 @@ def test_what_a_gate_cannot_see_is_never_passed(first: list[float], second: list
 def test_a_gate_misses_cells_and_numbers_that_are_gone() -> None:
     first = _side(output_tok_s=[100.0, 101.0])
     gone = first.model_copy(update={"cells": {}})
-    rows = judge(compare(first, gone), 5.0, GATED)
+    rows = judge_gate(compare_runs(first, gone), 5.0, GATED)
     assert [(row.cell, row.verdict) for row in rows] == [("c1", "undecided")]
-    rows = judge(compare(first, first), 5.0, ["ttft_ms.mean"])
+    rows = judge_gate(compare_runs(first, first), 5.0, ["ttft_ms.mean"])
     assert [row.verdict for row in rows] == ["undecided"]
 
 
 def test_more_failed_requests_are_worse_at_any_speed() -> None:
     first = _side(failed=[0.0, 0.0], output_tok_s=[100.0, 101.0, 99.0])
     second = _side(failed=[1.0, 1.0], output_tok_s=[200.0, 201.0, 199.0])
-    assert [row.verdict for row in judge(compare(first, second), 5.0, ["output_tok_s"])] == [
+    assert [
+        row.verdict for row in judge_gate(compare_runs(first, second), 5.0, ["output_tok_s"])
+    ] == [
         "worse",
         "passed",
     ]
@@ -276,8 +278,8 @@ def test_more_failed_requests_are_worse_at_any_speed() -> None:
 
 def test_a_gate_over_different_loads_is_undecided() -> None:
     run = read_run(FOLDER)
-    comparison = compare(side_of(run, "a"), side_of(_faster(run, requests=7), "b"))
-    rows = [row for row in judge(comparison, 5.0, ["output_tok_s"]) if row.cell == "c1"]
+    comparison = compare_runs(side_of(run, "a"), side_of(_faster(run, requests=7), "b"))
+    rows = [row for row in judge_gate(comparison, 5.0, ["output_tok_s"]) if row.cell == "c1"]
     assert [row.verdict for row in rows] == ["undecided"]
 
 
@@ -309,7 +311,7 @@ def _winners(first: dict[str, list[float]], second: dict[str, list[float]], turn
         )
         for values in (first, second)
     ]
-    return sum(n.verdict != "undecided" for _, n in compare(sides[0], sides[1]).numbers())
+    return sum(n.verdict != "undecided" for _, n in compare_runs(sides[0], sides[1]).numbers())
 
 
 @pytest.mark.parametrize("trials", [3, 8])
@@ -366,7 +368,7 @@ def test_answers_that_end_early_win_nothing_by_it() -> None:
         SideCell(load="same", values=quick, lengths={"answer": 125.0}),
     ]
     one, other = (_side().model_copy(update={"cells": {"c1": cell}}) for cell in cells)
-    found = {number.name: number for _, number in compare(one, other, least=0).numbers()}
+    found = {number.name: number for _, number in compare_runs(one, other, least=0).numbers()}
     for name in ("latency_ms.mean", "requests_s"):
         assert found[name].verdict == "undecided"
         assert found[name].why.startswith("answers have 128.0 tokens and 125.0")

@@ -18,7 +18,7 @@ from pipeline.serving.bench.record import (
     append_rows,
     end_of_rows,
     measured_alone,
-    read_rows,
+    read_request_rows,
     read_run,
     write_run,
 )
@@ -40,7 +40,7 @@ def test_the_example_is_what_the_code_writes(tmp_path: Path) -> None:
 def test_metrics_can_be_computed_again_from_the_requests() -> None:
     run = read_run(FOLDER)
     for trial in (trial for cell in run.cells for trial in cell.trials):
-        rows = read_rows(FOLDER, trial.requests)
+        rows = read_request_rows(FOLDER, trial.requests)
         assert metrics_of(rows, run.workload.objectives, energy_j=207.5) == trial.metrics
 
 
@@ -53,7 +53,7 @@ def test_a_changed_digit_in_a_request_is_found(folder: Path) -> None:
     requests.write_bytes(requests.read_bytes().replace(b'"chunks":8', b'"chunks":9', 1))
     trial = read_run(folder).cells[0].trials[0]
     with pytest.raises(RunInvalid, match="other requests"):
-        list(read_rows(folder, trial.requests))
+        list(read_request_rows(folder, trial.requests))
 
 
 def test_missing_requests_are_found(folder: Path) -> None:
@@ -61,10 +61,10 @@ def test_missing_requests_are_found(folder: Path) -> None:
     requests.write_bytes(requests.read_bytes()[:-200])
     trial = read_run(folder).cells[-1].trials[-1]
     with pytest.raises(RunInvalid):
-        list(read_rows(folder, trial.requests))
+        list(read_request_rows(folder, trial.requests))
     requests.unlink()
     with pytest.raises(RunInvalid, match="cannot be read"):
-        list(read_rows(folder, trial.requests))
+        list(read_request_rows(folder, trial.requests))
 
 
 def test_a_line_that_is_no_request_is_refused(folder: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_line_that_is_no_request_is_refused(folder: Path) -> None:
     requests.write_bytes(requests.read_bytes().replace(b'"sent_s"', b'"sent_x"', 1))
     trial = read_run(folder).cells[0].trials[0]
     with pytest.raises(RunInvalid, match="not a request"):
-        list(read_rows(folder, trial.requests))
+        list(read_request_rows(folder, trial.requests))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "sm120-bench/1"}'])
@@ -102,7 +102,7 @@ def test_what_an_interrupted_trial_left_is_overwritten(folder: Path) -> None:
         file.write(b'{"half of a line')
     lines = append_rows(folder, example_rows(1, 7), end)
     assert lines.first_byte == end
-    assert [row.number for row in read_rows(folder, lines)] == list(range(6))
+    assert [row.number for row in read_request_rows(folder, lines)] == list(range(6))
     write_run(folder, run)
     assert read_run(folder) == run
 

@@ -28,24 +28,24 @@ from pipeline.core.net.wire import Address
 from pipeline.serving.bench import runner
 from pipeline.serving.bench.marks import TrialChecks
 from pipeline.serving.bench.metrics import energy_j, metrics_of
-from pipeline.serving.bench.model import Inputs, RequestRow, Run
+from pipeline.serving.bench.model import BenchRun, Inputs, RequestRow
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
-from pipeline.serving.bench.plan import Job, cells_of
+from pipeline.serving.bench.plan import WorkerJob, cells_of
 from pipeline.serving.bench.record import (
     measured_alone,
-    read_rows,
+    read_request_rows,
     read_run,
     workload_digest,
     write_run,
 )
-from pipeline.serving.bench.results.compare import compare, read_side
+from pipeline.serving.bench.results.compare import compare_runs, read_side
 from pipeline.serving.bench.runner import (
     Bench,
     client_facts,
-    differences,
     measure_in_turns,
+    resume_differences,
 )
-from pipeline.serving.bench.server import Server
+from pipeline.serving.bench.server import MeasuredServer
 from pipeline.serving.bench.worker import WorkerRun, prepared
 from pipeline.serving.bench.workers import Workers, WorkerStats, start_module
 from pipeline.serving.bench.workload import Workload
@@ -74,7 +74,7 @@ def _workload(**changes: Any) -> Workload:
 
 def _bench(server: BenchServer, folder: Path, workload: Workload, **changes: Any) -> Bench:
     return Bench(
-        server=Server(Address.read(server.url), server.url),
+        server=MeasuredServer(Address.read(server.url), server.url),
         workload=workload,
         folder=folder,
         inputs=Inputs(workload=workload_digest(workload)),
@@ -88,7 +88,7 @@ def _bench(server: BenchServer, folder: Path, workload: Workload, **changes: Any
 class _HereWorkers:
     """The work of the worker processes, done here: a process takes a second to start."""
 
-    def __init__(self, jobs: list[Job]) -> None:
+    def __init__(self, jobs: list[WorkerJob]) -> None:
         self.jobs = jobs
         self.efforts: list[WorkerStats] = []
 
@@ -104,7 +104,7 @@ class _HereWorkers:
             self.efforts.append(WorkerStats(0.0, 1.0, 0.0, share.unsent))
             yield from share.rows()
 
-    async def _share(self, job: Job) -> WorkerRun:
+    async def _share(self, job: WorkerJob) -> WorkerRun:
         share, todo = await prepared(job)
         share.origin = time.monotonic()
         await share.run(iter(todo))
@@ -117,18 +117,18 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def measured(tmp_path: Path, here: None) -> Callable[..., tuple[Run, list[RequestRow]]]:
+def measured(tmp_path: Path, here: None) -> Callable[..., tuple[BenchRun, list[RequestRow]]]:
     """A run of one trial against a server with a fault, and its requests."""
 
-    def measure(fault: str = "", **changes: Any) -> tuple[Run, list[RequestRow]]:
+    def measure(fault: str = "", **changes: Any) -> tuple[BenchRun, list[RequestRow]]:
         with bench_server(fault) as server:
             run = _bench(server, tmp_path, _workload(**changes)).run()
-        return run, list(read_rows(tmp_path, run.cells[0].trials[0].requests))
+        return run, list(read_request_rows(tmp_path, run.cells[0].trials[0].requests))
 
     return measure
 
 
-Measured = Callable[..., tuple[Run, list[RequestRow]]]
+Measured = Callable[..., tuple[BenchRun, list[RequestRow]]]
 
 
 def test_a_sound_server_is_measured(measured: Measured) -> None:
@@ -388,7 +388,7 @@ def test_a_stopped_run_goes_on_where_it_was(
     assert run.cells[0].trials[:2] == partial.cells[0].trials
     assert run.nonce == partial.nonce
     for trial in run.cells[0].trials:
-        assert len(list(read_rows(tmp_path, trial.requests))) == 8
+        assert len(list(read_request_rows(tmp_path, trial.requests))) == 8
 
 
 def test_void_trials_are_tried_again(tmp_path: Path, here: None) -> None:
@@ -403,7 +403,7 @@ def test_void_trials_are_tried_again(tmp_path: Path, here: None) -> None:
     (mark,) = [m for m in cell.trials[0].marks if m.kind == "repeated"]
     assert "trial 1 was void before: 1 of 8 requests failed: malformed" in mark.message
     assert (tmp_path / REQUESTS_FILE).read_bytes().startswith(void)
-    assert len(list(read_rows(tmp_path, cell.trials[0].requests))) == 8
+    assert len(list(read_request_rows(tmp_path, cell.trials[0].requests))) == 8
     # the server may have kept what it read the first time
     assert len({body.partition(b'"content": "')[2][:14] for body in bodies}) == 16
 
@@ -457,7 +457,7 @@ def test_what_differs_from_the_run_in_a_folder_is_named() -> None:
     run = run.model_copy(update={"client": client.model_copy(update={"python": "2.7"})})
     inputs = run.inputs.model_copy(update={"recipe": sha256_of(b"r"), "recipe_name": "r"})
     facts = run.server.model_copy(update={"version": "2"})
-    assert differences(run, inputs, facts) == [
+    assert resume_differences(run, inputs, facts) == [
         "recipe",
         "version of the server (None, now 2)",
         "client (python)",
@@ -557,7 +557,7 @@ def test_a_conversation_carries_what_the_server_said(tmp_path: Path, here: None)
     with bench_server() as server:
         run = _bench(server, tmp_path, _workload(prompts=prompts, loads=loads)).run()
         last = max(server.world.bodies, key=len)
-    rows = list(read_rows(tmp_path, run.cells[0].trials[0].requests))
+    rows = list(read_request_rows(tmp_path, run.cells[0].trials[0].requests))
     assert sorted((row.conversation, row.turn) for row in rows) == [
         (c, t) for c in range(3) for t in range(3)
     ]
@@ -572,7 +572,7 @@ def test_a_rate_is_kept_and_shown(tmp_path: Path, here: None) -> None:
     loads = [{"rate_per_s": 100, "arrivals": "even", "requests": 20}]
     with bench_server() as server:
         run = _bench(server, tmp_path, _workload(loads=loads)).run()
-    rows = list(read_rows(tmp_path, run.cells[0].trials[0].requests))
+    rows = list(read_request_rows(tmp_path, run.cells[0].trials[0].requests))
     assert [row.planned_s for row in rows] == pytest.approx([n / 100 for n in range(20)])
     assert all(row.sent_s >= (row.planned_s or 0) for row in rows)
 
@@ -617,7 +617,7 @@ def test_several_workers_share_the_requests(tmp_path: Path) -> None:
         bench = _bench(server, tmp_path, _workload())
         bench.workers = 2
         run = bench.run()
-    rows = list(read_rows(tmp_path, run.cells[0].trials[0].requests))
+    rows = list(read_request_rows(tmp_path, run.cells[0].trials[0].requests))
     assert {row.worker for row in rows} == {0, 1}
     assert sorted(row.number for row in rows) == list(range(8))
 
@@ -637,7 +637,7 @@ def test_a_worker_that_cannot_start_ends_those_before_it(
     load = _workload()
     (cell,) = cells_of(load)
     nowhere = Address.read("127.0.0.1:9")
-    job = Job(address=nowhere, model="m", workload=load, cell=cell, requests=2)
+    job = WorkerJob(address=nowhere, model="m", workload=load, cell=cell, requests=2)
     with pytest.raises(OSError, match="no more processes"), Workers([job, job]):
         pass
     assert started[0].wait(10) is not None
@@ -654,7 +654,7 @@ def test_two_servers_are_measured_in_turns_and_compared_in_pairs(
     assert runs[0].turns == runs[1].turns != ""
     (cells,) = [tuple(run.cells[0] for run in runs)]
     assert [len(cell.trials) for cell in cells] == [2, 2]
-    comparison = compare(read_side(tmp_path / "a"), read_side(tmp_path / "b"))
+    comparison = compare_runs(read_side(tmp_path / "a"), read_side(tmp_path / "b"))
     assert (comparison.in_turns, comparison.least_percent) == (True, 1.0)
     with bench_server() as one, pytest.raises(RunInvalid, match="turns cannot be gone on with"):
         measure_in_turns(_bench(one, tmp_path / "a", load), _bench(one, tmp_path / "c", load))

@@ -11,16 +11,16 @@ from statistics import fmean
 
 import pytest
 
-from pipeline.app.bench import changed
+from pipeline.app.bench import changed_workload
 from pipeline.core.errors import BenchUnanswered
 from pipeline.core.net.wire import Address
-from pipeline.serving.bench.plan import Job, Scale, cells_of, sessions
-from pipeline.serving.bench.server import Server
+from pipeline.serving.bench.plan import TokenScale, WorkerJob, cells_of, sessions
+from pipeline.serving.bench.server import MeasuredServer
 from pipeline.serving.bench.workload import read_workload
 
 
 @contextmanager
-def server(most_letters: int, *, counts: bool = True) -> Iterator[Server]:
+def server(most_letters: int, *, counts: bool = True) -> Iterator[MeasuredServer]:
     """A server whose tokens are letters, and whose context holds so many of them."""
 
     class Letters(BaseHTTPRequestHandler):
@@ -47,7 +47,7 @@ def server(most_letters: int, *, counts: bool = True) -> Iterator[Server]:
     thread.start()
     try:
         url = f"http://127.0.0.1:{listening.server_port}"
-        yield Server(Address.read(url), url)
+        yield MeasuredServer(Address.read(url), url)
     finally:
         listening.shutdown()
         listening.server_close()
@@ -62,13 +62,13 @@ def test_a_small_context_gives_the_same_scale_as_a_large_one(most_letters: int) 
 
 
 def test_two_runs_of_a_workload_have_prompts_of_the_length_that_was_asked_for() -> None:
-    workload = changed(read_workload("tiny"), input_tokens=150)
+    workload = changed_workload(read_workload("tiny"), input_tokens=150)
 
-    def lengths(scale: Scale, nonce: str) -> list[int]:
+    def lengths(scale: TokenScale, nonce: str) -> list[int]:
         address = Address.read("h:1")
         base = {"address": address, "model": "m", "workload": workload, "nonce": nonce}
         jobs = [
-            Job.model_validate({**base, "requests": c.requests, "cell": c, "scale": scale})
+            WorkerJob.model_validate({**base, "requests": c.requests, "cell": c, "scale": scale})
             for c in cells_of(workload)
         ]
         bodies = [json.loads(each[0].body) for job in jobs for each in sessions(job)]
@@ -106,12 +106,12 @@ def test_a_server_that_does_not_answer_is_not_asked_again_for_less(
 ) -> None:
     asked = []
 
-    def silent(self: Server, *_: object) -> None:
+    def silent(self: MeasuredServer, *_: object) -> None:
         asked.append(1)
         self.lost = "no answer within 600 s"
 
-    monkeypatch.setattr(Server, "_ask", silent)
+    monkeypatch.setattr(MeasuredServer, "_ask", silent)
     url = "http://127.0.0.1:9"
     with pytest.raises(BenchUnanswered, match="no answer within 600 s"):
-        Server(Address.read(url), url).scale("model", seed=1)
+        MeasuredServer(Address.read(url), url).scale("model", seed=1)
     assert len(asked) == 1

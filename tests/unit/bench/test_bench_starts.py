@@ -9,8 +9,8 @@ import pytest
 from pipeline.core.errors import BenchUnanswered
 from pipeline.core.net.wire import Address
 from pipeline.serving.bench.model import Inputs
-from pipeline.serving.bench.record import read_rows, read_run, workload_digest
-from pipeline.serving.bench.server import Server
+from pipeline.serving.bench.record import read_request_rows, read_run, workload_digest
+from pipeline.serving.bench.server import MeasuredServer
 from pipeline.serving.bench.starts import Started, Starter, drop_page_cache, measure_starts
 from pipeline.serving.bench.workload import read_workload
 from tests.testbed.bench_faults import BenchServer, bench_server
@@ -19,7 +19,7 @@ from tests.testbed.bench_faults import BenchServer, bench_server
 def _starter(server: BenchServer, weights: Path, calls: list[str]) -> Starter:
     def start() -> Started:
         calls.append("start")
-        return Started(Server(Address.read(server.url), server.url), "stub", 2.5)
+        return Started(MeasuredServer(Address.read(server.url), server.url), "stub", 2.5)
 
     return Starter(start, lambda: calls.append("stop"), weights)
 
@@ -39,7 +39,7 @@ def test_each_start_begins_with_nothing_running_and_ends_with_a_token(tmp_path: 
     assert metrics.start_to_first_token_s is not None
     assert metrics.start_to_first_token_s > 2.5
     assert read_run(tmp_path / "out") == run
-    (row,) = read_rows(tmp_path / "out", run.cells[1].trials[0].requests)
+    (row,) = read_request_rows(tmp_path / "out", run.cells[1].trials[0].requests)
     assert row.chunks == 8
 
 

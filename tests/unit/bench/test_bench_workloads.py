@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline.app.bench import changed
+from pipeline.app.bench import changed_workload
 from pipeline.core.errors import WorkloadInvalid
 from pipeline.core.model import sha256_of
 from pipeline.core.net.wire import Address
 from pipeline.serving.bench.plan import (
-    Job,
-    Scale,
+    TokenScale,
+    WorkerJob,
     arrivals,
     cells_of,
     draw,
@@ -50,13 +50,13 @@ def _workload(**changes: Any) -> Workload:
     return Workload.model_validate({**_BASE, **changes})
 
 
-def _job(workload: Workload, **changes: Any) -> Job:
+def _job(workload: Workload, **changes: Any) -> WorkerJob:
     cell = cells_of(workload)[0]
     base = {"address": Address.read("h:1"), "model": "m", "requests": cell.requests}
-    return Job.model_validate({**base, "workload": workload, "cell": cell, **changes})
+    return WorkerJob.model_validate({**base, "workload": workload, "cell": cell, **changes})
 
 
-def _contents(job: Job) -> list[str]:
+def _contents(job: WorkerJob) -> list[str]:
     bodies = [json.loads(session[0].body) for session in sessions(job)]
     return [body["messages"][-1]["content"] for body in bodies]
 
@@ -177,7 +177,7 @@ def test_a_shared_prefix_is_shared_by_its_group_alone() -> None:
     texts = _contents(_job(_workload(prompts=prompts)))
     heads = [text.partition("[")[0] for text in texts]
     assert heads[0] == heads[2] != heads[1] == heads[3]
-    assert len(heads[0].split()) == round(100 / Scale().per_word)
+    assert len(heads[0].split()) == round(100 / TokenScale().per_word)
     assert len(set(texts)) == 8
 
 
@@ -256,15 +256,17 @@ def test_another_nonce_orders_the_same_words_otherwise() -> None:
 
 
 def test_what_was_typed_takes_the_place_of_the_workloads_own() -> None:
-    typed = changed(_workload(), concurrency=[1, 2], input_tokens=9, repeats=5, allow_loops=True)
+    typed = changed_workload(
+        _workload(), concurrency=[1, 2], input_tokens=9, repeats=5, allow_loops=True
+    )
     assert [(load.concurrency, load.requests) for load in typed.loads] == [(1, 4), (2, 8)]
     assert (typed.input, typed.repeats, typed.looping) == (Fixed(tokens=9), 5, "mark")
-    assert [load.rate_per_s for load in changed(_workload(), rate=[0.5]).loads] == [0.5]
-    assert changed(_workload()) == _workload()
+    assert [load.rate_per_s for load in changed_workload(_workload(), rate=[0.5]).loads] == [0.5]
+    assert changed_workload(_workload()) == _workload()
     with pytest.raises(WorkloadInvalid):
-        changed(_workload(), concurrency=[1], rate=[1.0])
+        changed_workload(_workload(), concurrency=[1], rate=[1.0])
     with pytest.raises(WorkloadInvalid):
-        changed(read_workload("speed-alone"), input_tokens=5)
+        changed_workload(read_workload("speed-alone"), input_tokens=5)
 
 
 def test_cells_have_names_of_their_own() -> None:

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from pipeline.artifacts.binary import fatbin
 from pipeline.artifacts.binary.elf import Unreadable
-from pipeline.artifacts.binary.fatbin import ForwardReader, Target
+from pipeline.artifacts.binary.fatbin import CodeTarget, ForwardReader
 from tests.unit.binary.arch_files import CUOBJDUMP, DATA, A, F, container, entry
 
 
-def targets_of(data: bytes) -> list[Target]:
+def targets_of(data: bytes) -> list[CodeTarget]:
     return list(fatbin.fatbin_entries(ForwardReader(iter([data])), len(data)))
 
 
@@ -39,7 +39,7 @@ def test_an_entry_says_kind_arch_and_variant(kind: int, arch: int, flags: int, n
 
 
 def test_a_suffix_that_cannot_be_told_is_said_to_be_unknown() -> None:
-    assert str(Target(fatbin.CUBIN, 120, None)) == "sm_120 (a/f unknown)"
+    assert str(CodeTarget(fatbin.CUBIN, 120, None)) == "sm_120 (a/f unknown)"
 
 
 def test_an_empty_fatbin_holds_nothing() -> None:

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.artifacts.binary.fatbin import CUBIN, PTX, Target
+from pipeline.artifacts.binary.fatbin import CUBIN, PTX, CodeTarget
 from pipeline.artifacts.binary.modules import broken_promise
 
-SM_120, SM_120A = Target(CUBIN, 120, ""), Target(CUBIN, 120, "a")
-SM_90, PTX_120 = Target(CUBIN, 90, ""), Target(PTX, 120, "")
-UNKNOWN = Target(CUBIN, 120, None)
+SM_120, SM_120A = CodeTarget(CUBIN, 120, ""), CodeTarget(CUBIN, 120, "a")
+SM_90, PTX_120 = CodeTarget(CUBIN, 90, ""), CodeTarget(PTX, 120, "")
+UNKNOWN = CodeTarget(CUBIN, 120, None)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ UNKNOWN = Target(CUBIN, 120, None)
     ],
 )
 def test_exactly_what_was_promised_is_in_order(
-    modules: list[tuple[Target, ...]], promised: list[str]
+    modules: list[tuple[CodeTarget, ...]], promised: list[str]
 ) -> None:
     assert broken_promise(modules, promised) == ""
 
@@ -45,6 +45,6 @@ def test_exactly_what_was_promised_is_in_order(
     ],
 )
 def test_anything_else_is_told(
-    modules: list[tuple[Target, ...]], promised: list[str], message: str
+    modules: list[tuple[CodeTarget, ...]], promised: list[str], message: str
 ) -> None:
     assert message in broken_promise(modules, promised)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.app.bench import changed
+from pipeline.app.bench import changed_workload
 from pipeline.serving.bench.plan import cells_of
 from pipeline.serving.bench.record import read_run
 from pipeline.serving.bench.workload import read_workload
@@ -157,14 +157,14 @@ def test_a_file_without_facts_does_not_stand_for_a_host(
 def test_what_was_typed_replaces_what_the_workload_says_of_itself(
     typed: dict[str, Any], summary: str
 ) -> None:
-    assert changed(read_workload("quick"), **typed).summary == f"quick with {summary}"
+    assert changed_workload(read_workload("quick"), **typed).summary == f"quick with {summary}"
 
 
 def test_repeats_leave_the_workloads_own_words() -> None:
     quick = read_workload("quick")
-    assert changed(quick, repeats=5, requests=7).summary == quick.summary
+    assert changed_workload(quick, repeats=5, requests=7).summary == quick.summary
 
 
 def test_more_streams_than_requests_are_shown_as_what_they_are() -> None:
-    (cell,) = cells_of(changed(read_workload("quick"), concurrency=[32], requests=16))
+    (cell,) = cells_of(changed_workload(read_workload("quick"), concurrency=[32], requests=16))
     assert cell.name == "c16"

@@ -12,7 +12,7 @@ import pytest
 from pipeline.artifacts.attest.envelope import SUFFIX
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.bench.metrics import intervals
-from pipeline.serving.bench.model import Run, Trial
+from pipeline.serving.bench.model import BenchRun, Trial
 from pipeline.serving.bench.place import RUN_FILE
 from pipeline.serving.bench.record import read_run, write_run
 from tests.unit.bench.example_run import FOLDER
@@ -49,7 +49,7 @@ def _slower(folder: Path, times: float) -> Path:
     return target
 
 
-def _scaled(run: Run, times: float) -> Run:
+def _scaled(run: BenchRun, times: float) -> BenchRun:
     def scaled(trial: Trial) -> Trial:
         speed = {"output_tok_s": trial.metrics.output_tok_s * times}
         return trial.model_copy(update={"metrics": trial.metrics.model_copy(update=speed)})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.serving.bench.model import Run
+from pipeline.serving.bench.model import BenchRun
 from pipeline.serving.bench.record import read_run
 from pipeline.serving.serve import run as run_module
 from tests.unit.cli.live_recipe import LiveRecipe, live_recipe
@@ -32,7 +32,7 @@ def world(sm120: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
         yield made
 
 
-def _run(out: Path) -> Run:
+def _run(out: Path) -> BenchRun:
     return read_run(out / "start")
 
 

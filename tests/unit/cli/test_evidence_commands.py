@@ -17,7 +17,7 @@ from pipeline.evidence.statements.evidence_set import evidence_folder
 from pipeline.images.gate.evidence import Evidence, GateKind, keep_evidence
 from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.model import lock_path
-from pipeline.weights.place import Place
+from pipeline.weights.place import LockedFolder
 from tests.testbed.locked_set import SMALL, make_set, write
 from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
@@ -442,14 +442,14 @@ def test_a_statement_beside_its_file_is_judged_with_it(
 
 
 @pytest.fixture
-def weights(trust: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def weights(trust: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LockedFolder:
     # a receipt vouches only for files that are some ticks old
     monkeypatch.setattr("pipeline.weights.disk.receipt._CLOCK_TICK_NS", -(10**9))
     return make_set(tmp_path / "set", SMALL, {"model.safetensors": b"weights" * 1000})
 
 
 def test_weights_are_judged_by_lock_signature_and_record(
-    weights: Place, sm120: Command, tmp_path: Path
+    weights: LockedFolder, sm120: Command, tmp_path: Path
 ) -> None:
     place = str(weights.root)
     assert sm120("verify", place, "--deep").error == "EvidenceUnsigned"
@@ -466,7 +466,7 @@ def test_weights_are_judged_by_lock_signature_and_record(
 
 
 def test_weights_that_changed_since_are_not_valid(
-    weights: Place, sm120: Command, tmp_path: Path
+    weights: LockedFolder, sm120: Command, tmp_path: Path
 ) -> None:
     place = str(weights.root)
     sm120("weights", "verify", place)
@@ -488,7 +488,7 @@ def test_weights_that_changed_since_are_not_valid(
 
 
 def test_weights_are_stale_when_the_checkout_locks_others(
-    weights: Place, checkout: Checkout, sm120: Command, tmp_path: Path
+    weights: LockedFolder, checkout: Checkout, sm120: Command, tmp_path: Path
 ) -> None:
     place = str(weights.root)
     sm120("weights", "verify", place)
@@ -509,7 +509,7 @@ def test_weights_are_stale_when_the_checkout_locks_others(
 
 
 def test_weights_signed_by_a_stranger_or_judged_without_trust_are_not_valid(
-    weights: Place, trust: Path, sm120: Command, tmp_path: Path
+    weights: LockedFolder, trust: Path, sm120: Command, tmp_path: Path
 ) -> None:
     place = str(weights.root)
     sm120("weights", "verify", place)

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.artifacts.store.store import default_root
 from pipeline.cli.fit import _gib_text
-from pipeline.cli.output import own_name
+from pipeline.cli.output import own_command
 from pipeline.core import log
 from pipeline.images.lock.model import read_lock
 from pipeline.images.spec.checkout import Checkout
@@ -359,9 +359,9 @@ def test_hints_name_the_command_as_the_user_can_call_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NOX_CURRENT_SESSION", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert own_name() == ".nox/run/bin/sm120"
+    assert own_command() == ".nox/run/bin/sm120"
     monkeypatch.setenv("PATH", str(program.parent))
-    assert own_name() == "sm120"
+    assert own_command() == "sm120"
     # of a session's own PATH the user has nothing
     monkeypatch.setenv("NOX_CURRENT_SESSION", "build-sm120")
-    assert own_name() == ".nox/run/bin/sm120"
+    assert own_command() == ".nox/run/bin/sm120"

@@ -10,7 +10,7 @@ import pytest
 from pipeline.app import gate as start
 from pipeline.artifacts.store.store import default_root, open_store
 from pipeline.evidence.statements.evidence_set import evidence_folder
-from pipeline.images.gate.runs import Run, TestVerdict, read_runs
+from pipeline.images.gate.runs import ImageRun, TestVerdict, read_runs
 from pipeline.images.spec.checkout import Checkout
 from tests.testbed.oci_door import Door
 from tests.unit.statements.test_runs import a_start
@@ -25,7 +25,7 @@ def built(checkout: Checkout, sm120: Command) -> str:
 
 
 def ends_with(monkeypatch: pytest.MonkeyPatch, verdict: TestVerdict) -> None:
-    def prove_start(*_: Any) -> Run:
+    def prove_start(*_: Any) -> ImageRun:
         return a_start(verdict, "libfoo.so.1 is missing from the image")
 
     monkeypatch.setattr(start, "prove_start", prove_start)

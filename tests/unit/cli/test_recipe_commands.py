@@ -12,7 +12,14 @@ from pipeline.core.yaml_file import read_yaml
 from pipeline.images.engine.parser_flags import ParserFlags, flags_folder, write_parser_flags
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.recipe.tiny import tiny_gguf
-from pipeline.weights.model import FilePin, WeightsSpec, lock_path, sealed, spec_path, write_lock
+from pipeline.weights.model import (
+    FilePin,
+    WeightsSpec,
+    lock_path,
+    sealed_weights_lock,
+    spec_path,
+    write_weights_lock,
+)
 from tests.unit.support import ROOT, Command, build_tiny
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
@@ -370,7 +377,7 @@ def lock_weights(checkout: Checkout, *names: str) -> None:
     pins = [
         FilePin(path=name, size_bytes=1, sha256="a" * 64) for name in names or ["model.safetensors"]
     ]
-    write_lock(lock_path(checkout, "small"), sealed(spec, COMMIT, pins))
+    write_weights_lock(lock_path(checkout, "small"), sealed_weights_lock(spec, COMMIT, pins))
 
 
 def test_a_recipe_that_needs_patches_is_refused_outside_of_its_image(

@@ -12,15 +12,15 @@ import yaml
 
 from pipeline.app import serve as job_module
 from pipeline.app import serve as on_host_module
-from pipeline.artifacts.containers.facts import own_name
+from pipeline.artifacts.containers.facts import own_user
 from pipeline.core.errors import StartFailed
 from pipeline.core.yaml_file import read_yaml
 from pipeline.hosts.fleet.tunnel import Tunnel
 from pipeline.images.engine.parser_flags import ParserFlags, flags_folder, write_parser_flags
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.serve import run as run_module
-from pipeline.serving.serve.attempts import AttemptList, Begun, stamp
-from pipeline.serving.serve.run import Job
+from pipeline.serving.serve.attempts import AttemptList, Begun, attempt_time
+from pipeline.serving.serve.run import ServeJob
 from pipeline.serving.serve.site import There
 from pipeline.serving.serve.start import Served
 from tests.unit.serve.fake_engine import FakeEngine
@@ -35,7 +35,7 @@ class World:
 
     def __init__(self, sm120: Command, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sm120, self.engine = sm120, FakeEngine()
-        self.jobs: list[Job] = []
+        self.jobs: list[ServeJob] = []
         self.failing: set[str] = set()
         monkeypatch.setattr(on_host_module, "find_engine", lambda wanted: self.engine)
         monkeypatch.setattr(on_host_module, "find_engines", lambda wanted: [self.engine])
@@ -327,7 +327,7 @@ def test_a_damaged_list_of_attempts_is_shown_as_far_as_it_can_be_read(world: Wor
             kind="serve",
             recipe="tiny-cpu",
             recipe_digest=digest,
-            at=stamp(),
+            at=attempt_time(),
         )
     )
     with known.path.open("ab") as file:
@@ -441,7 +441,7 @@ def test_what_another_user_serves_is_named_and_neither_stopped_nor_replaced(worl
 
 def test_what_oneself_or_an_older_version_started_is_stopped(world: World) -> None:
     world.recipe("one")
-    for owner in ({}, {"sm120.owner": own_name()}):
+    for owner in ({}, {"sm120.owner": own_user()}):
         world.engine.put("sm120-one", {"sm120.recipe": "one", **owner})
         assert world.sm120("recipe", "stop", "--all").code == 0
         assert world.engine.known == {}

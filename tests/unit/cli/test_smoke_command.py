@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.app.recipes import is_address
-from pipeline.app.smoke import Expectations
+from pipeline.app.smoke import SmokeExpectations
 from pipeline.hosts.rules.issues import known_issues
 from pipeline.serving.smoke.ladder import LADDER
 from tests.testbed.model_faults import FAULTS
@@ -155,7 +155,9 @@ def test_what_cannot_be_tested_is_refused_before_a_server_is_asked(
 
 
 def test_what_was_typed_counts_before_the_plan_of_any_server() -> None:
-    plan = Expectations(text_only=True, streams=[1, 3], no_tools=True, contexts=[512]).plan(None)
+    plan = SmokeExpectations(text_only=True, streams=[1, 3], no_tools=True, contexts=[512]).plan(
+        None
+    )
     assert (plan.text_only, plan.streams, plan.tools) == (True, [1, 3], False)
     assert plan.served_tokens is None
 

@@ -13,7 +13,7 @@ import yaml
 from pipeline.app import bench as bench_module
 from pipeline.app import serve as job_module
 from pipeline.app.serve import RemoteHost
-from pipeline.images.gate.runs import ImageRuns, Run
+from pipeline.images.gate.runs import ImageRun, ImageRuns
 from pipeline.serving.bench.record import read_run
 from pipeline.serving.bench.stub import Pacing
 from pipeline.serving.serve.site import Site
@@ -50,7 +50,7 @@ class World(LiveRecipe):
             for row in self.attempts()
         ]
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[ImageRun]:
         path = next(self.store.glob("images/tiny/*/runs.json"))
         return ImageRuns.model_validate_json(path.read_bytes()).runs
 

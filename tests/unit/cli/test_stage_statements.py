@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.app.signing import Signing
 from pipeline.artifacts.attest.envelope import Envelope, enclose, read_envelope
-from pipeline.artifacts.attest.keys import new_key, write_key
+from pipeline.artifacts.attest.keys import make_private_key, write_key
 from pipeline.artifacts.store.store import Store, default_root, open_store
 from pipeline.core.errors import GateFailed
 from pipeline.evidence.statements.evidence_set import evidence_folder
@@ -496,10 +496,10 @@ def test_of_several_own_keys_the_default_one_signs(tmp_path: Path) -> None:
     environment = {"XDG_CONFIG_HOME": str(tmp_path)}
     keys = tmp_path / "sm120" / "keys"
     assert Signing(environment).key_id is None
-    write_key(keys / "b.pem", new_key())
+    write_key(keys / "b.pem", make_private_key())
     only = Signing(environment)
     assert only.key_id == only.signers[0].key_id
-    write_key(keys / "a.pem", new_key())
+    write_key(keys / "a.pem", make_private_key())
     assert Signing(environment).signers == ()
     (keys / "default").write_text("b\n")
     assert Signing(environment).signers[0].key_id == only.key_id

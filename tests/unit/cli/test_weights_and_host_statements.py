@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.app.hosts import Played, record_changes
+from pipeline.app.hosts import PlaybookResult, record_changes
 from pipeline.app.signing import Signing
 from pipeline.app.statements import state_host
 from pipeline.artifacts.attest.envelope import Envelope, countersigned, read_envelope
-from pipeline.artifacts.attest.keys import LocalSigner, new_key, write_key
+from pipeline.artifacts.attest.keys import LocalSigner, make_private_key, write_key
 from pipeline.cli.hosts import _show_played
-from pipeline.weights.place import Place
-from pipeline.weights.sign.record import record_path
+from pipeline.weights.place import LockedFolder
+from pipeline.weights.sign.record import weights_record_path
 from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.cli.test_stage_statements import folder
 from tests.unit.hosts.machines import blackwell, facts
@@ -24,23 +24,23 @@ AMD64 = "linux/amd64"
 
 
 @pytest.fixture
-def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LockedFolder:
     monkeypatch.setattr("pipeline.weights.disk.receipt._CLOCK_TICK_NS", -(10**9))
     return make_set(tmp_path / "set", SMALL, {"model.safetensors": b"weights" * 1000})
 
 
-def statement_of(place: Place) -> Envelope:
-    return read_envelope(record_path(place).read_bytes(), "it")
+def statement_of(place: LockedFolder) -> Envelope:
+    return read_envelope(weights_record_path(place).read_bytes(), "it")
 
 
-def verified(sm120: Command, place: Place, *more: str) -> Ended:
+def verified(sm120: Command, place: LockedFolder, *more: str) -> Ended:
     return sm120("weights", "verify", str(place.root), *more)
 
 
-def test_a_verify_of_weights_states_what_it_found(weights: Place, sm120: Command) -> None:
+def test_a_verify_of_weights_states_what_it_found(weights: LockedFolder, sm120: Command) -> None:
     ended = verified(sm120, weights)
     assert ended.code == 0, ended.err
-    assert f"statement: {record_path(weights)}, unsigned" in ended.out
+    assert f"statement: {weights_record_path(weights)}, unsigned" in ended.out
     verification = statement_of(weights).statement.predicate["verification"]
     assert (verification["result"], verification["how"]) == ("verified", "full")
     assert sm120("verify", str(weights.root)).error == "EvidenceUnsigned"
@@ -50,7 +50,7 @@ def test_a_verify_of_weights_states_what_it_found(weights: Place, sm120: Command
     assert sm120("verify", str(weights.root)).code == 0
 
 
-def test_damaged_weights_are_stated_too(weights: Place, sm120: Command) -> None:
+def test_damaged_weights_are_stated_too(weights: LockedFolder, sm120: Command) -> None:
     path = weights.root / "model.safetensors"
     path.write_bytes(b"x" + path.read_bytes()[1:])
     ended = verified(sm120, weights, "--json")
@@ -62,27 +62,29 @@ def test_damaged_weights_are_stated_too(weights: Place, sm120: Command) -> None:
     assert sm120("verify", str(weights.root)).error == "EvidenceBroken"
 
 
-def test_a_verify_of_some_files_states_nothing_of_the_set(weights: Place, sm120: Command) -> None:
+def test_a_verify_of_some_files_states_nothing_of_the_set(
+    weights: LockedFolder, sm120: Command
+) -> None:
     assert verified(sm120, weights, "--only", "config.json").code == 0
-    assert not record_path(weights).exists()
+    assert not weights_record_path(weights).exists()
 
 
 def test_what_somebody_else_signed_of_weights_is_left_as_it_is(
-    weights: Place, sm120: Command
+    weights: LockedFolder, sm120: Command
 ) -> None:
     verified(sm120, weights)
-    theirs = countersigned(statement_of(weights), LocalSigner(new_key())).dump()
-    record_path(weights).write_bytes(theirs)
+    theirs = countersigned(statement_of(weights), LocalSigner(make_private_key())).dump()
+    weights_record_path(weights).write_bytes(theirs)
     assert "left as it was, signed by sha256:" in verified(sm120, weights, "--full").out
     sm120("evidence", "new-key", "me")
     assert "left as it was" in verified(sm120, weights).out
-    assert record_path(weights).read_bytes() == theirs
+    assert weights_record_path(weights).read_bytes() == theirs
 
 
 def test_a_signing_program_that_fails_does_not_hide_what_a_verify_found(
-    weights: Place, sm120: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    weights: LockedFolder, sm120: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    public = write_key(tmp_path / "hsm.pem", new_key())
+    public = write_key(tmp_path / "hsm.pem", make_private_key())
     monkeypatch.setenv("SM120_SIGNING_AGENT", "/bin/false")
     monkeypatch.setenv("SM120_SIGNING_PUBLIC_KEY", str(public))
     ended = verified(sm120, weights)
@@ -94,12 +96,12 @@ def test_a_signing_program_that_fails_does_not_hide_what_a_verify_found(
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[" * 100_000, bytes(17 << 20)])
 def test_junk_in_the_place_of_a_statement_is_replaced(
-    weights: Place, built: str, sm120: Command, data: bytes
+    weights: LockedFolder, built: str, sm120: Command, data: bytes
 ) -> None:
     (folder(built) / "provenance.dsse.json").write_bytes(data)
     (folder(built) / "evidence-set.dsse.json").write_bytes(data)
     (folder(built) / "stated.json").write_bytes(data)
-    record_path(weights).write_bytes(data)
+    weights_record_path(weights).write_bytes(data)
     assert sm120("verify", "tiny").error in ("RecordInvalid", "EvidenceBroken")
     assert verified(sm120, weights).code == build_tiny(sm120).code == 0
     for artifact in ("tiny", str(weights.root)):
@@ -141,7 +143,7 @@ def test_a_provisioning_run_states_each_host_that_came_to_its_end(
     for name in ("n1.before", "n1.after", "n2.before"):
         text = blackwell(2).model_dump_json(exclude_none=True)
         (captures / f"{name}.json").write_text(text)
-    _show_played(Played(record_changes(tmp_path / "records", Signing()), None))
+    _show_played(PlaybookResult(record_changes(tmp_path / "records", Signing()), None))
     output = capfd.readouterr().out
     assert f"statement: {tmp_path}/records/n1.json.dsse.json, unsigned" in output
     assert "n2" not in output

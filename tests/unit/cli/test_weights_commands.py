@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.weights.model import read_lock
+from pipeline.weights.model import read_weights_lock
 from pipeline.weights.place import find_places
 from pipeline.weights.transfer import fetch as fetch_module
 from tests.testbed import hub_faults as fault
@@ -62,7 +62,7 @@ def test_from_a_spec_to_files_in_two_commands(hub: TestHub, sm120: Command) -> N
     for path, data in FILES.items():
         assert (sm120.cwd / "w" / path).read_bytes() == data
     (place,) = find_places(sm120.cwd / "w")
-    assert place.lock == read_lock(lock_file(sm120))
+    assert place.lock == read_weights_lock(lock_file(sm120))
     again = sm120("weights", "fetch", "tiny", "--to", "w", "--json").json
     assert (again["brought"], again["files"]) == ([], 3)
 

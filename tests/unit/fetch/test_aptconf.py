@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import MirrorUnknown
-from pipeline.core.net.http import Client
-from pipeline.core.net.settings import Settings
+from pipeline.core.net.http import NetClient
+from pipeline.core.net.settings import NetworkSettings
 from pipeline.images.fetch.sources import DebianMirror, Sources, find_mirror
 from pipeline.images.lock.model import DebPin
 
@@ -68,7 +68,7 @@ def test_a_mirror_list_on_disk_is_followed(tmp_path: Path) -> None:
 
 
 def test_a_locked_path_says_which_archive_it_lies_in() -> None:
-    sources = Sources(Client(Settings(indexes=())), lambda: BOTH)
+    sources = Sources(NetClient(NetworkSettings(indexes=())), lambda: BOTH)
     for path, archive in (("pool/main/a.deb", MAIN), ("pool/updates/main/a.deb", SECURITY)):
         pin = DebPin(name="a", version="1", path=path, size_bytes=1, sha256="0" * 64)
         found = [place for places in sources.finders(pin, offline=False) for place in places]

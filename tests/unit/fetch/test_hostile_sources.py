@@ -13,10 +13,10 @@ import pytest
 
 from pipeline.core.errors import HubBroken, PipelineError, SourceUnreachable
 from pipeline.core.log import NoBar
-from pipeline.core.net.http import Client, download
-from pipeline.core.net.settings import Settings
-from pipeline.core.net.timing import Limits
-from pipeline.images.fetch.index import find_file, list_files
+from pipeline.core.net.http import NetClient, download_file
+from pipeline.core.net.settings import NetworkSettings
+from pipeline.core.net.timing import HttpLimits
+from pipeline.images.fetch.index import find_file, list_index_files
 from pipeline.images.fetch.sources import read_below, snapshot_places
 from pipeline.weights.hub import Hub
 from tests.testbed import hostile
@@ -38,22 +38,22 @@ def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
 
 
-def client(limits: Limits = hostile.SHORT) -> Client:
-    return Client(Settings(indexes=()), first_wait_s=0.001, limits=limits)
+def client(limits: HttpLimits = hostile.SHORT) -> NetClient:
+    return NetClient(NetworkSettings(indexes=()), first_wait_s=0.001, limits=limits)
 
 
 def hub(url: str) -> Hub:
-    return Hub(Settings(indexes=()), endpoint=url, first_wait_s=0.001, limits=hostile.SHORT)
+    return Hub(NetworkSettings(indexes=()), endpoint=url, first_wait_s=0.001, limits=hostile.SHORT)
 
 
 def fetched(url: str, folder: Path) -> None:
     partial = folder / url.rpartition(":")[2]
-    download(client(), f"{url}/f", partial, sha256="a" * 64, size_bytes=9, bar=NoBar())
+    download_file(client(), f"{url}/f", partial, sha256="a" * 64, size_bytes=9, bar=NoBar())
 
 
 ASKS: dict[str, Callable[[str], object]] = {
     "index, one file": lambda url: find_file(client(), f"{url}/simple/", "thing", FILE),
-    "index, all files": lambda url: list_files(client(), f"{url}/simple/", "thing"),
+    "index, all files": lambda url: list_index_files(client(), f"{url}/simple/", "thing"),
     "apt index": lambda url: read_below(client(), [url], "dists/x/InRelease", MOST),
     "Hub, commit": lambda url: hub(url).commit_of(REPOSITORY, "main"),
     "Hub, listing": lambda url: hub(url).files(REPOSITORY, COMMIT),
@@ -198,8 +198,8 @@ def test_folders_without_end_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_listing_has_a_total_time() -> None:
-    limits = Limits(pages_s=0.2)
-    asker = Hub(Settings(indexes=()), endpoint="", limits=limits)
+    limits = HttpLimits(pages_s=0.2)
+    asker = Hub(NetworkSettings(indexes=()), endpoint="", limits=limits)
     with hostile_server(endless_pages(lambda n: b"[]")) as url:
         asker.endpoint = url
         with pytest.raises(HubBroken, match=r"0\.2 s"):
@@ -275,7 +275,7 @@ def test_a_download_goes_on_whatever_a_server_makes_of_ranges(
     (tmp_path / "partial").write_bytes(WHOLE[:1000])
     want = hashlib.sha256(WHOLE).hexdigest()
     with hostile_server(resuming(name)) as url:
-        download(
+        download_file(
             client(), url, tmp_path / "partial", sha256=want, size_bytes=len(WHOLE), bar=NoBar()
         )
     assert (tmp_path / "partial").read_bytes() == WHOLE

@@ -21,9 +21,9 @@ from pipeline.core.errors import (
     SourceUnreachable,
 )
 from pipeline.core.net import timing
-from pipeline.core.net.http import Client
-from pipeline.core.net.settings import Settings
-from pipeline.core.net.timing import Limits
+from pipeline.core.net.http import NetClient
+from pipeline.core.net.settings import NetworkSettings
+from pipeline.core.net.timing import HttpLimits
 from pipeline.images.fetch import sources
 from pipeline.images.fetch.inputs import Fetcher, collect
 from pipeline.images.fetch.sources import DebianMirror, Sources
@@ -62,21 +62,21 @@ def store(store_root: Path) -> Store:
 
 def fetcher_of(
     store: Store,
-    settings: Settings,
+    settings: NetworkSettings,
     *,
     offline: bool = False,
     mirror: Callable[[], DebianMirror] | None = None,
     silence_s: float = 0.2,
 ) -> Fetcher:
-    client = Client(settings, first_wait_s=0.001, limits=Limits(silence_s=silence_s))
+    client = NetClient(settings, first_wait_s=0.001, limits=HttpLimits(silence_s=silence_s))
     return Fetcher(store, client, Sources(client, mirror), offline=offline)
 
 
-def from_index(server: FaultServer) -> Settings:
-    return Settings(indexes=(server.index,))
+def from_index(server: FaultServer) -> NetworkSettings:
+    return NetworkSettings(indexes=(server.index,))
 
 
-def fetch(store: Store, settings: Settings, pin: Pin | None = None) -> int:
+def fetch(store: Store, settings: NetworkSettings, pin: Pin | None = None) -> int:
     """Fetch one pin and judge the store; returns what the bar counted."""
     pin, bar = pin or pin_for(DATA), Count()
     try:
@@ -339,7 +339,7 @@ def test_an_index_that_is_down_does_not_hide_one_that_works(
 ) -> None:
     server.add(NAME, DATA)
     server.fail("/broken/thing/", PAGES[name], 50)
-    fetch(store, Settings(indexes=(f"{server.url}/broken/", server.index)))
+    fetch(store, NetworkSettings(indexes=(f"{server.url}/broken/", server.index)))
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_an_index_that_cannot_be_reached_does_not_hide_one_that_works(
     store: Store, server: FaultServer, bad: str
 ) -> None:
     server.add(NAME, DATA)
-    fetch(store, Settings(indexes=(bad, server.index), mirrors=(bad,)))
+    fetch(store, NetworkSettings(indexes=(bad, server.index), mirrors=(bad,)))
 
 
 def test_wrong_bytes_from_one_source_do_not_hide_right_ones_from_another(
@@ -366,7 +366,10 @@ def test_wrong_bytes_from_one_source_do_not_hide_right_ones_from_another(
     (tmp_path / NAME).write_bytes(OTHER)
     server.fail(f"/mirror/{NAME}", faults.instead(OTHER))
     server.add(NAME, DATA)
-    fetch(store, Settings(indexes=(server.index,), mirrors=(str(tmp_path), f"{server.url}/mirror")))
+    fetch(
+        store,
+        NetworkSettings(indexes=(server.index,), mirrors=(str(tmp_path), f"{server.url}/mirror")),
+    )
 
 
 def test_wrong_bytes_are_the_verdict_even_if_other_sources_are_only_down(
@@ -374,18 +377,18 @@ def test_wrong_bytes_are_the_verdict_even_if_other_sources_are_only_down(
 ) -> None:
     server.fail(f"/mirror/{NAME}", faults.instead(OTHER))
     with pytest.raises(DigestMismatch):
-        fetch(store, Settings(indexes=(DEAD,), mirrors=(f"{server.url}/mirror",)))
+        fetch(store, NetworkSettings(indexes=(DEAD,), mirrors=(f"{server.url}/mirror",)))
 
 
 def test_every_source_that_failed_is_named(store: Store, server: FaultServer) -> None:
     server.fail("/simple/thing/", faults.status(403))
     with pytest.raises(SourceUnreachable, match=r"127\.0\.0\.1:9/simple.*403"):
-        fetch(store, Settings(indexes=(DEAD, server.index)))
+        fetch(store, NetworkSettings(indexes=(DEAD, server.index)))
 
 
 def test_no_source_at_all_is_reported_plainly(store: Store) -> None:
     with pytest.raises(SourceUnreachable, match="no source has it"):
-        fetch(store, Settings(indexes=()))
+        fetch(store, NetworkSettings(indexes=()))
 
 
 @pytest.mark.parametrize("place", ["{file}", "thing/{file}", "{sha256}", "sha256/{sha256}"])
@@ -393,12 +396,12 @@ def test_a_folder_holds_files_by_name_or_by_hash(store: Store, tmp_path: Path, p
     path = tmp_path / "folder" / place.format(file=NAME, sha256=pin_for(DATA).sha256)
     path.parent.mkdir(parents=True)
     path.write_bytes(DATA)
-    fetch(store, Settings(indexes=(), folders=(tmp_path / "folder",)))
+    fetch(store, NetworkSettings(indexes=(), folders=(tmp_path / "folder",)))
 
 
 def test_a_mirror_may_be_a_file_address(store: Store, tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(DATA)
-    fetch(store, Settings(indexes=(), mirrors=(tmp_path.as_uri(),)))
+    fetch(store, NetworkSettings(indexes=(), mirrors=(tmp_path.as_uri(),)))
 
 
 @pytest.mark.parametrize("place", ["{file}", "sha256/{sha256}"])
@@ -406,7 +409,7 @@ def test_a_mirror_by_address_is_asked_before_the_index(
     store: Store, server: FaultServer, place: str
 ) -> None:
     server.files["/m/" + place.format(file=NAME, sha256=pin_for(DATA).sha256)] = DATA
-    fetch(store, Settings(indexes=(server.index,), mirrors=(f"{server.url}/m/",)))
+    fetch(store, NetworkSettings(indexes=(server.index,), mirrors=(f"{server.url}/m/",)))
     assert not any(a.path.startswith("/simple") for a in server.asked)
 
 
@@ -414,7 +417,7 @@ def test_a_mirror_by_address_is_asked_before_the_index(
 def test_a_wrong_file_in_a_folder_is_not_kept(store: Store, tmp_path: Path, data: bytes) -> None:
     (tmp_path / NAME).write_bytes(data)
     with pytest.raises(DigestMismatch, match=NAME):
-        fetch(store, Settings(indexes=(), folders=(tmp_path,)))
+        fetch(store, NetworkSettings(indexes=(), folders=(tmp_path,)))
     assert kept_partials(store) == []
 
 
@@ -424,7 +427,7 @@ def test_a_folder_of_wrong_sizes_does_not_cost_what_was_downloaded(
     (tmp_path / NAME).write_bytes(b"short")
     server.add(NAME, DATA)
     keep_partial(store, DATA[:300_000])
-    fetch(store, Settings(indexes=(server.index,), folders=(tmp_path,)))
+    fetch(store, NetworkSettings(indexes=(server.index,), folders=(tmp_path,)))
     assert server.starts(NAME) == [300_000]
 
 
@@ -434,12 +437,12 @@ def test_a_file_that_vanishes_from_a_folder_does_not_hide_the_index(
     gone = tmp_path / "gone"
     monkeypatch.setattr(sources, "_in_folder", lambda folder, pin: iter([gone]))
     server.add(NAME, DATA)
-    fetch(store, Settings(indexes=(server.index,), folders=(tmp_path,)))
+    fetch(store, NetworkSettings(indexes=(server.index,), folders=(tmp_path,)))
 
 
 def test_offline_asks_no_server_and_says_what_is_missing(store: Store, server: FaultServer) -> None:
     server.add(NAME, DATA)
-    settings = Settings(indexes=(server.index,), mirrors=(f"{server.url}/files",))
+    settings = NetworkSettings(indexes=(server.index,), mirrors=(f"{server.url}/files",))
     with pytest.raises(OfflineMiss, match=NAME):
         fetcher_of(store, settings, offline=True).fetch(pin_for(DATA), Count())
     assert server.asked == []
@@ -447,13 +450,13 @@ def test_offline_asks_no_server_and_says_what_is_missing(store: Store, server: F
 
 def test_offline_uses_folders(store: Store, tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(DATA)
-    settings = Settings(indexes=(DEAD,), mirrors=(str(tmp_path),))
+    settings = NetworkSettings(indexes=(DEAD,), mirrors=(str(tmp_path),))
     fetcher_of(store, settings, offline=True).fetch(pin_for(DATA), Count())
 
 
 def test_a_file_in_the_store_is_not_asked_for(store: Store) -> None:
     store.input_path(pin_for(DATA).sha256).write_bytes(DATA)
-    fetch(store, Settings(indexes=(DEAD,)))
+    fetch(store, NetworkSettings(indexes=(DEAD,)))
 
 
 def test_a_file_of_the_wrong_size_in_the_store_is_fetched_again(
@@ -470,7 +473,7 @@ def test_a_deb_comes_from_the_first_mirror_that_has_it(
     pin = deb_pin_for(DATA)
     server.files[f"/debian/{pin.path}"] = DATA
     bases = (tmp_path.as_uri(), "http://127.0.0.1:9", f"{server.url}/none", f"{server.url}/debian")
-    fetcher = fetcher_of(store, Settings(indexes=()), mirror=lambda: DebianMirror(bases, ()))
+    fetcher = fetcher_of(store, NetworkSettings(indexes=()), mirror=lambda: DebianMirror(bases, ()))
     assert fetcher.fetch(pin, Count()).read_bytes() == DATA
 
 
@@ -479,7 +482,7 @@ def test_a_deb_comes_from_a_mirror_that_is_a_folder(store: Store, tmp_path: Path
     (tmp_path / pin.path).parent.mkdir(parents=True)
     (tmp_path / pin.path).write_bytes(DATA)
     mirror = DebianMirror((tmp_path.as_uri(),), ())
-    fetcher = fetcher_of(store, Settings(indexes=()), mirror=lambda: mirror)
+    fetcher = fetcher_of(store, NetworkSettings(indexes=()), mirror=lambda: mirror)
     assert fetcher.fetch(pin, Count()).read_bytes() == DATA
 
 
@@ -487,7 +490,7 @@ def test_a_machine_without_a_mirror_says_so(store: Store) -> None:
     def unknown() -> DebianMirror:
         raise MirrorUnknown("no mirror")
 
-    fetcher = fetcher_of(store, Settings(indexes=()), mirror=unknown)
+    fetcher = fetcher_of(store, NetworkSettings(indexes=()), mirror=unknown)
     with pytest.raises(MirrorUnknown):
         fetcher.fetch(deb_pin_for(DATA), Count())
 
@@ -501,7 +504,7 @@ def test_a_version_that_left_the_mirror_comes_from_the_snapshot_archive(
     server.files["/file/cd"] = DATA
     monkeypatch.setenv("SM120_DEBIAN_SNAPSHOT", server.url)
     mirror = DebianMirror((f"{server.url}/debian",), ())
-    fetcher = fetcher_of(store, Settings(indexes=()), mirror=lambda: mirror)
+    fetcher = fetcher_of(store, NetworkSettings(indexes=()), mirror=lambda: mirror)
     assert fetcher.fetch(pin, Count()).read_bytes() == DATA
 
 
@@ -528,7 +531,7 @@ def test_many_files_arrive_and_every_byte_is_counted(store: Store, server: Fault
 
 
 def test_nothing_to_fetch_is_done_at_once(store: Store) -> None:
-    assert list(fetcher_of(store, Settings(indexes=())).fetch_all([], Count())) == []
+    assert list(fetcher_of(store, NetworkSettings(indexes=())).fetch_all([], Count())) == []
 
 
 def test_one_failure_ends_the_whole_fetch_and_its_threads(
@@ -585,7 +588,7 @@ def test_a_thread_that_waits_for_another_process_can_be_stopped(
 
 def test_a_stop_ends_a_copy_from_a_folder(store: Store, tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(DATA)
-    client = Client(Settings(indexes=(), folders=(tmp_path,)))
+    client = NetClient(NetworkSettings(indexes=(), folders=(tmp_path,)))
     client.stop.set()
     with pytest.raises(Interrupted):
         Fetcher(store, client, Sources(client), offline=True).fetch(pin_for(DATA), Count())

@@ -12,18 +12,18 @@ from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
 from pipeline.core.errors import SourceUnreachable
 from pipeline.core.net import http, timing
-from pipeline.core.net.address import masked, parts_of
-from pipeline.core.net.http import Client
+from pipeline.core.net.address import masked, split_address
+from pipeline.core.net.http import NetClient
 from pipeline.core.net.settings import (
-    Settings,
+    NetworkSettings,
     _pip_config_list,
-    folder_of,
+    local_folder,
     pip_settings,
     read_settings,
     uv_settings,
     with_login,
 )
-from pipeline.core.net.timing import Limits
+from pipeline.core.net.timing import HttpLimits
 from pipeline.images.fetch.index import find_file
 from pipeline.images.fetch.inputs import uv_environment
 from pipeline.images.fetch.sources import DebianMirror, Sources, debian_mirror, read_below
@@ -116,7 +116,7 @@ def test_nothing_configured_means_the_public_index(pip_says: list[str]) -> None:
 @pytest.mark.parametrize("word", ["1", "true", "True", "yes", "on"])
 def test_no_index_leaves_only_folders(pip_says: list[str], word: str) -> None:
     pip_says += [f"global.no-index='{word}'", "global.find-links='/wheels'"]
-    assert read_settings() == Settings(
+    assert read_settings() == NetworkSettings(
         indexes=(), folders=(Path("/wheels"),), ca_file=read_settings().ca_file
     )
 
@@ -204,27 +204,29 @@ def test_pips_certificate_wins_if_it_exists(
     assert read_settings().ca_file == str(ours)
 
 
-def proxy_of(settings: Settings) -> str:
-    proxy = Client(settings)._connections._proxies.of(parts_of(INDEX))
+def proxy_of(settings: NetworkSettings) -> str:
+    proxy = NetClient(settings)._connections._proxies.of(split_address(INDEX))
     return proxy.url if proxy else ""
 
 
 def test_the_configured_proxy_wins_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://env:1")
     monkeypatch.delenv("no_proxy")
-    assert proxy_of(Settings(indexes=(), proxy="http://ours:2")) == "http://ours:2"
-    assert proxy_of(Settings(indexes=())) == "http://env:1"
+    assert proxy_of(NetworkSettings(indexes=(), proxy="http://ours:2")) == "http://ours:2"
+    assert proxy_of(NetworkSettings(indexes=())) == "http://env:1"
 
 
 def test_the_configured_certificate_is_the_one_that_judges(tmp_path: Path) -> None:
-    client = Client(Settings(indexes=(), ca_file=str(tmp_path / "ours.pem")), first_wait_s=0)
+    client = NetClient(
+        NetworkSettings(indexes=(), ca_file=str(tmp_path / "ours.pem")), first_wait_s=0
+    )
     with pytest.raises(SourceUnreachable, match=r"ours\.pem") as caught:
         client.read("https://127.0.0.1:9/x", 9)
     assert "SSL_CERT_FILE" in caught.value.hint
 
 
 def test_two_clients_never_share_a_proxy() -> None:
-    asked = [proxy_of(Settings(indexes=(), proxy=f"http://p:{n}")) for n in range(1, 20)]
+    asked = [proxy_of(NetworkSettings(indexes=(), proxy=f"http://p:{n}")) for n in range(1, 20)]
     assert asked == [f"http://p:{n}" for n in range(1, 20)]
 
 
@@ -234,16 +236,16 @@ def test_a_proxy_that_is_none_is_named_with_a_hint(
 ) -> None:
     monkeypatch.delenv("no_proxy")
     monkeypatch.setenv("https_proxy", proxy)
-    for settings in (Settings(indexes=(), proxy=proxy), Settings(indexes=())):
+    for settings in (NetworkSettings(indexes=(), proxy=proxy), NetworkSettings(indexes=())):
         with pytest.raises(SourceUnreachable, match="the proxy") as caught:
-            Client(settings, first_wait_s=0).read(f"{INDEX}/x", 9)
+            NetClient(settings, first_wait_s=0).read(f"{INDEX}/x", 9)
         assert "HTTPS_PROXY" in caught.value.hint
         assert SECRET not in str(caught.value)
 
 
 def test_requests_really_go_through_the_proxy(server: FaultServer) -> None:
     server.files["http://far.example.invalid/x"] = b"through the proxy"
-    client = Client(Settings(indexes=(), proxy=server.url))
+    client = NetClient(NetworkSettings(indexes=(), proxy=server.url))
     assert client.read("http://far.example.invalid/x", 99) == b"through the proxy"
 
 
@@ -287,7 +289,7 @@ def test_the_indexes_login_is_used_for_its_files(
     data = b"behind a password"
     pin = pin_for(data)
     server.add(pin.file, data)
-    client = Client(Settings(indexes=(private,)), first_wait_s=0.001)
+    client = NetClient(NetworkSettings(indexes=(private,)), first_wait_s=0.001)
     places = [p for found in Sources(client).finders(pin, offline=False) for p in found]
     assert client.read(str(places[0]), 99) == data
 
@@ -315,7 +317,7 @@ def test_no_error_about_an_index_shows_its_password(
     server: FaultServer, private: str, fault: faults.Fault
 ) -> None:
     server.fail("/simple/thing/", fault, 9)
-    client = Client(Settings(indexes=(private,)), first_wait_s=0.001)
+    client = NetClient(NetworkSettings(indexes=(private,)), first_wait_s=0.001)
     with pytest.raises(SourceUnreachable) as caught:
         find_file(client, private, "thing", "thing-1-py3-none-any.whl")
     assert SECRET not in str(caught.value)
@@ -337,9 +339,9 @@ def test_no_error_about_a_file_shows_a_password(
     server: FaultServer, private: str, fault: faults.Fault, tmp_path: Path
 ) -> None:
     server.fail("/simple/x", fault, 9)
-    client = Client(Settings(indexes=()), first_wait_s=0.001)
+    client = NetClient(NetworkSettings(indexes=()), first_wait_s=0.001)
     with pytest.raises(Exception, match=r"\*\*\*@") as caught:
-        http.download(
+        http.download_file(
             client,
             f"{private}x",
             tmp_path / "partial",
@@ -356,14 +358,16 @@ class _NoBar:
 
 
 def test_no_error_about_a_proxy_shows_its_password() -> None:
-    client = Client(Settings(indexes=(), proxy=f"http://me:{SECRET}@127.0.0.1:9"), first_wait_s=0)
+    client = NetClient(
+        NetworkSettings(indexes=(), proxy=f"http://me:{SECRET}@127.0.0.1:9"), first_wait_s=0
+    )
     with pytest.raises(SourceUnreachable) as caught:
         client.read("http://far.example.invalid/x", 99)
     assert SECRET not in str(caught.value)
 
 
 def test_uv_gets_the_same_settings_and_no_password_is_an_argument(tmp_path: Path) -> None:
-    settings = Settings(
+    settings = NetworkSettings(
         indexes=(INDEX, OTHER),
         folders=(tmp_path, tmp_path / "gone"),
         ca_file="/ca.pem",
@@ -377,15 +381,15 @@ def test_uv_gets_the_same_settings_and_no_password_is_an_argument(tmp_path: Path
         "HTTP_PROXY": "http://p:1",
         "HTTPS_PROXY": "http://p:1",
     }
-    assert uv_environment(Settings(indexes=(PYPI_SIMPLE_ENDPOINT,))) == {}
+    assert uv_environment(NetworkSettings(indexes=(PYPI_SIMPLE_ENDPOINT,))) == {}
 
 
 def test_a_place_is_a_folder_or_an_address() -> None:
-    assert folder_of("file:///a%20b") == Path("/a b")
-    assert folder_of("a/b") == Path("a/b")
-    assert folder_of("file://localhost/a") == folder_of("file:/a") == Path("/a")
-    assert folder_of("http://[broken") is None
-    assert folder_of("file://[") == Path("/")
+    assert local_folder("file:///a%20b") == Path("/a b")
+    assert local_folder("a/b") == Path("a/b")
+    assert local_folder("file://localhost/a") == local_folder("file:/a") == Path("/a")
+    assert local_folder("http://[broken") is None
+    assert local_folder("file://[") == Path("/")
 
 
 def test_the_debian_mirror_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +402,7 @@ def test_debians_indexes_come_from_the_first_mirror_that_works(
     server: FaultServer, tmp_path: Path
 ) -> None:
     server.files["/debian/dists/x"] = b"index"
-    client = Client(Settings(indexes=()), first_wait_s=0.001)
+    client = NetClient(NetworkSettings(indexes=()), first_wait_s=0.001)
     bases = [tmp_path.as_uri(), "http://127.0.0.1:9", f"{server.url}/debian"]
     assert read_below(client, bases, "dists/x", 99) == b"index"
     (tmp_path / "dists").mkdir()
@@ -407,7 +411,7 @@ def test_debians_indexes_come_from_the_first_mirror_that_works(
 
 
 def test_no_mirror_that_works_names_them_all(server: FaultServer, tmp_path: Path) -> None:
-    client = Client(Settings(indexes=()), first_wait_s=0.001)
+    client = NetClient(NetworkSettings(indexes=()), first_wait_s=0.001)
     with pytest.raises(SourceUnreachable, match=r"No such file.*answers 404"):
         read_below(client, [tmp_path.as_uri(), server.url], "dists/x", 99)
     with pytest.raises(Exception, match="no mirror is known"):
@@ -420,12 +424,14 @@ def test_a_small_file_is_read_again_after_a_passing_fault(
 ) -> None:
     url = server.add("x", b"whole")
     server.fail_file("x", fault, 2)
-    client = Client(Settings(indexes=()), first_wait_s=0.001, limits=Limits(silence_s=0.2))
+    client = NetClient(
+        NetworkSettings(indexes=()), first_wait_s=0.001, limits=HttpLimits(silence_s=0.2)
+    )
     assert client.read(url, 99) == b"whole"
 
 
 def test_a_file_larger_than_it_may_be_is_not_read(server: FaultServer, tmp_path: Path) -> None:
-    client = Client(Settings(indexes=()), first_wait_s=0.001)
+    client = NetClient(NetworkSettings(indexes=()), first_wait_s=0.001)
     url = server.add("x", b"12345")
     (tmp_path / "x").write_bytes(b"12345")
     with pytest.raises(SourceUnreachable, match="larger than 4 bytes"):
@@ -435,6 +441,6 @@ def test_a_file_larger_than_it_may_be_is_not_read(server: FaultServer, tmp_path:
 
 
 def test_a_size_is_asked_without_the_bytes(server: FaultServer) -> None:
-    client = Client(Settings(indexes=()), first_wait_s=0.001)
+    client = NetClient(NetworkSettings(indexes=()), first_wait_s=0.001)
     assert client.size_of(server.add("x", b"12345")) == 5
     assert server.sent_bytes == {}

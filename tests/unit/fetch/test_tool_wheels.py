@@ -20,7 +20,7 @@ from pipeline.images.fetch.tool import (
     own_python,
     pip_download,
     rounds,
-    wanted,
+    wanted_requirements,
 )
 from tests.unit.support import ROOT
 
@@ -41,13 +41,13 @@ four==4.0 ; python_full_version < '3.12' \\
 
 
 def names(target: ToolTarget) -> list[str]:
-    return [line.partition("==")[0] for line in wanted(LOCK, target)]
+    return [line.partition("==")[0] for line in wanted_requirements(LOCK, target)]
 
 
 def test_conditions_are_judged_for_the_other_machine() -> None:
     assert names(AMD64) == ["one", "three"]
     assert names(ARM64) == ["one", "four"]
-    (first, *_) = wanted(LOCK, AMD64)
+    (first, *_) = wanted_requirements(LOCK, AMD64)
     assert re.sub(" +", " ", first) == "one==1.0 --hash=sha256:aa --hash=sha256:bb"
 
 
@@ -57,13 +57,18 @@ def test_what_any_release_of_a_python_needs_is_collected() -> None:
         "a==2.0 ; python_full_version >= '3.12.5' --hash=sha256:bb\n"
         "b==1.0 ; python_version < '3.12' --hash=sha256:cc\n"
     )
-    assert [line.partition(" ")[0] for line in wanted(lock, AMD64)] == ["a==1.0", "a==2.0"]
+    assert [line.partition(" ")[0] for line in wanted_requirements(lock, AMD64)] == [
+        "a==1.0",
+        "a==2.0",
+    ]
 
 
 @pytest.mark.parametrize("target", [AMD64, ARM64])
 def test_every_locked_package_of_the_tool_keeps_its_hashes(target: ToolTarget) -> None:
     for group in GROUPS:
-        lines = list(wanted((ROOT / "lockfiles" / "tool" / f"{group}.txt").read_text(), target))
+        lines = list(
+            wanted_requirements((ROOT / "lockfiles" / "tool" / f"{group}.txt").read_text(), target)
+        )
         assert lines
         assert all(re.match(r"[\w.-]+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
 

@@ -12,14 +12,14 @@ from pipeline.core.yaml_file import read_yaml
 from pipeline.serving.fit.answer import FitAnswer, answer
 from pipeline.serving.fit.config import architecture_of
 from pipeline.serving.fit.engine import (
-    Question,
+    FitQuestion,
     kv_token_bytes,
     request_bytes,
     room_of,
     sglang_default_fraction,
 )
 from pipeline.serving.fit.facts import fact_of
-from pipeline.serving.fit.parts import parts_of, require_divisible
+from pipeline.serving.fit.parts import require_divisible, tensor_parts
 from pipeline.serving.fit.shape import Architecture
 from pipeline.serving.fit.units import GIB
 
@@ -69,10 +69,10 @@ def architecture(case: Case) -> Architecture:
     return fact.architecture()
 
 
-def question(case: Case) -> Question:
+def question(case: Case) -> FitQuestion:
     values = {"engine": "vllm" if case.engine == "llama.cpp" else case.engine, "tp": case.tp}
     values |= {"card_bytes": case.card_mib << 20, "context": case.context}
-    return Question.model_validate(values | case.ask)
+    return FitQuestion.model_validate(values | case.ask)
 
 
 def answered(case: Case) -> FitAnswer:
@@ -87,7 +87,7 @@ def ours(case: Case) -> float:
     if case.what == "share it chooses":
         return sglang_default_fraction(model, asked)
     if case.what == "weights in GiB":
-        weights = sum(p.card_bytes(case.tp) for p in parts_of(model, asked.engine, case.tp))
+        weights = sum(p.card_bytes(case.tp) for p in tensor_parts(model, asked.engine, case.tp))
         # sglang's log counts all that loading takes, vLLM's only tensors
         kernels = answered(case).room.kernels_bytes if case.engine == "sglang" else 0
         return (weights + kernels) / GIB

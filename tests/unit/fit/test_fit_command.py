@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from pipeline.images.spec.checkout import Checkout
-from pipeline.weights.model import FilePin, lock_path, read_spec, sealed, write_lock
+from pipeline.weights.model import (
+    FilePin,
+    lock_path,
+    read_spec,
+    sealed_weights_lock,
+    write_weights_lock,
+)
 from pipeline.weights.place import new_place
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS, TestHub, test_hub
@@ -290,7 +296,9 @@ def test_a_gguf_is_placed_from_its_own_head(fit: Any, tmp_path: Path) -> None:
 
 def test_a_fetched_set_in_the_hubs_layout_is_found(fit: Any, tmp_path: Path) -> None:
     spec = read_spec(Checkout(tmp_path), "kimi-k2.6")
-    lock = sealed(spec, "0" * 40, [FilePin(path="config.json", size_bytes=1, git_sha1="1" * 40)])
+    lock = sealed_weights_lock(
+        spec, "0" * 40, [FilePin(path="config.json", size_bytes=1, git_sha1="1" * 40)]
+    )
     place = new_place(tmp_path / "cache", lock, hub_cache=True)
     place.keep_lock()
     place.snapshot.mkdir(parents=True)
@@ -351,8 +359,9 @@ def test_a_file_that_may_not_be_read_is_not_called_a_wrong_one(
 def test_a_lock_gives_the_exact_size(fit: Any, tmp_path: Path) -> None:
     checkout = Checkout(tmp_path)
     pin = FilePin(path="a.safetensors", size_bytes=595_000_000_000, sha256="0" * 64)
-    write_lock(
-        lock_path(checkout, "kimi-k2.6"), sealed(read_spec(checkout, "kimi-k2.6"), "0" * 40, [pin])
+    write_weights_lock(
+        lock_path(checkout, "kimi-k2.6"),
+        sealed_weights_lock(read_spec(checkout, "kimi-k2.6"), "0" * 40, [pin]),
     )
     answer = fit("kimi-k2.6", "--mem-fraction", "0.85", "--json").json
     assert (answer["disk_bytes"], answer["disk_is_estimate"]) == (595_000_000_000, False)

@@ -10,10 +10,10 @@ import pytest
 
 from pipeline.core.errors import DoesNotFit, ModelUnreadable
 from pipeline.serving.fit.answer import answer
-from pipeline.serving.fit.config import architecture_of, read_config
+from pipeline.serving.fit.config import architecture_of, read_model_config
 from pipeline.serving.fit.engine import (
     KERNELS_BYTES,
-    Question,
+    FitQuestion,
     kv_token_bytes,
     later_sglang_fraction,
     margin_bytes,
@@ -23,8 +23,8 @@ from pipeline.serving.fit.engine import (
     shown_bytes,
     state_bytes,
 )
-from pipeline.serving.fit.facts import Fact, all_facts, fact_of
-from pipeline.serving.fit.parts import parts_of, require_divisible
+from pipeline.serving.fit.facts import ModelFact, all_facts, fact_of
+from pipeline.serving.fit.parts import require_divisible, tensor_parts
 from pipeline.serving.fit.shape import Architecture, Gqa, Mla
 from pipeline.serving.fit.units import GIB, read_card_size, read_size, read_tokens
 
@@ -60,7 +60,7 @@ def kimi() -> dict[str, Any]:
 
 
 def file_bytes(model: Architecture) -> int:
-    return sum(part.file_bytes() for part in parts_of(model))
+    return sum(part.file_bytes() for part in tensor_parts(model))
 
 
 def test_every_shipped_fact_is_a_whole_architecture_with_a_source() -> None:
@@ -107,14 +107,14 @@ def test_a_deepseek_v3_has_671_billion_weights() -> None:
         "first_k_dense_replace": 3,
         "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     }
-    parts = [part for part in parts_of(architecture_of(config)) if part.in_file]
+    parts = [part for part in tensor_parts(architecture_of(config)) if part.in_file]
     assert sum(part.count * part.weights for part in parts) == 671_026_419_200
     assert next(p for p in parts if p.name == "router").scheme.name == "bfloat16"
 
 
 def test_a_qwen_moe_needs_no_dense_layer_and_no_shared_expert() -> None:
     model = architecture_of(QWEN_MOE)
-    names = {part.name.partition(",")[0] for part in parts_of(model)}
+    names = {part.name.partition(",")[0] for part in tensor_parts(model)}
     assert "experts" in names
     assert not names & {"dense", "shared experts", "vision tower"}
 
@@ -142,7 +142,7 @@ def test_each_known_quantisation_has_its_own_bytes() -> None:
         weights // 2 + weights // 16: quantised(quant_method="modelopt", quant_algo="NVFP4"),
     }
     for n_bytes, model in want.items():
-        down = next(part for part in parts_of(model) if part.name == "dense, down")
+        down = next(part for part in tensor_parts(model) if part.name == "dense, down")
         assert down.file_bytes() == 32 * n_bytes, model.precision.dense.name
 
 
@@ -172,7 +172,7 @@ def test_a_quantisation_beside_the_config_is_read_too(tmp_path: Path) -> None:
     quantization = {"quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": "FP8"}
     beside = json.dumps({"quantization": quantization | {"exclude_modules": ["lm_head"]}})
     (tmp_path / "hf_quant_config.json").write_text(beside)
-    model = read_config(tmp_path / "config.json")
+    model = read_model_config(tmp_path / "config.json")
     assert model.precision.kv_fp8
     assert (model.precision.dense.name, model.precision.head.name) == ("nvfp4", "bfloat16")
 
@@ -266,7 +266,7 @@ def test_parts_of_models_of_today_add_up_to_their_published_size(
 ) -> None:
     fact = fact_of(repository)
     assert fact is not None
-    weights = sum(p.count * p.weights for p in parts_of(fact.architecture()) if p.in_file)
+    weights = sum(p.count * p.weights for p in tensor_parts(fact.architecture()) if p.in_file)
     assert weights / 1e9 == pytest.approx(billions, rel=0.005)
 
 
@@ -330,7 +330,7 @@ def test_latent_experts_and_gates_of_kimi_k3_are_parts_of_their_own() -> None:
     }
     config = {"architectures": ["KimiK3ForConditionalGeneration"], "dtype": "bfloat16"}
     model = architecture_of(config | {"text_config": text})
-    sizes = {part.name: part.weights for part in parts_of(model)}
+    sizes = {part.name: part.weights for part in tensor_parts(model)}
     assert sizes["experts, down"] == 8 * 48 * 32
     assert sizes["experts, latent"] == 2 * 64 * 48
     assert sizes["shared experts, down"] == 64 * 2 * 32
@@ -408,7 +408,7 @@ STRANGE: tuple[Any, ...] = (
 
 
 @pytest.mark.parametrize("fact", all_facts(), ids=lambda fact: fact.repositories[0])
-def test_a_strange_value_in_any_field_is_read_or_refused_and_never_a_crash(fact: Fact) -> None:
+def test_a_strange_value_in_any_field_is_read_or_refused_and_never_a_crash(fact: ModelFact) -> None:
     outer = fact.config.get("text_config", {})
     tables = [(fact.config, ()), (outer, ("text_config",))]
     tables += [(t, (k,)) for k, t in fact.config.items() if isinstance(t, dict)]
@@ -432,7 +432,7 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(ModelUnreadable):
-        read_config(path)
+        read_model_config(path)
 
 
 @pytest.mark.parametrize(("cards", "message"), [(7, "64 cannot"), (128, "64 cannot"), (3, "heads")])
@@ -487,9 +487,9 @@ def test_blocks_of_fp8_that_cards_would_cut_are_refused_as_engines_do() -> None:
         require_divisible(architecture_of(LLAMA | dense | {"quantization_config": blocks}), 16)
 
 
-def asked(**changes: Any) -> Question:
+def asked(**changes: Any) -> FitQuestion:
     values = {"card_bytes": shown_bytes(96 * GIB), "tp": 8, "context": 65536, "engine": "sglang"}
-    return Question.model_validate(values | changes)
+    return FitQuestion.model_validate(values | changes)
 
 
 def test_a_model_that_fits_says_so_and_one_that_is_short_says_by_how_much() -> None:

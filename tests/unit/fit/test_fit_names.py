@@ -7,7 +7,7 @@ import pytest
 from pipeline.core.errors import WeightsUnknown
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.fit.facts import shipped_repositories
-from pipeline.serving.fit.source import named_spec, nearest
+from pipeline.serving.fit.source import named_spec, nearest_models
 from tests.unit.support import ROOT
 
 
@@ -24,16 +24,16 @@ from tests.unit.support import ROOT
 def test_a_name_without_organisation_or_with_a_mistake_finds_what_is_shipped(
     typed: str, first: str
 ) -> None:
-    assert nearest(typed, shipped_repositories())[0] == first
+    assert nearest_models(typed, shipped_repositories())[0] == first
 
 
 @pytest.mark.parametrize("typed", ["org/name", "a3b", "xxyyzz", "", "/"])
 def test_what_looks_like_nothing_gets_no_suggestion(typed: str) -> None:
-    assert nearest(typed, shipped_repositories()) == []
+    assert nearest_models(typed, shipped_repositories()) == []
 
 
 def test_few_names_are_suggested() -> None:
-    assert len(nearest("kimi-k2", shipped_repositories())) == 3
+    assert len(nearest_models("kimi-k2", shipped_repositories())) == 3
 
 
 def test_specs_and_shipped_models_are_suggested_for_a_name_that_nobody_knows() -> None:

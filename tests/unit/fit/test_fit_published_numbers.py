@@ -40,17 +40,17 @@ from typing import Any, Literal
 
 import pytest
 
-from pipeline.serving.fit.engine import Engine, Question, room_of, shown_bytes
+from pipeline.serving.fit.engine import Engine, FitQuestion, room_of, shown_bytes
 from pipeline.serving.fit.facts import fact_of, from_recipe, recipe_of
 from pipeline.serving.fit.gguf import GgufModel
-from pipeline.serving.fit.parts import parts_of
+from pipeline.serving.fit.parts import tensor_parts
 from pipeline.serving.fit.placement import (
     Batch,
+    FitMachine,
     Layout,
-    Machine,
-    checked,
+    checked_layout,
     expert_bytes,
-    read_overrides,
+    read_placement_overrides,
     shortage,
 )
 from pipeline.serving.fit.shape import Architecture
@@ -80,13 +80,13 @@ def error(ours: float, theirs: float, what: str) -> float:
     return percent
 
 
-def asked(engine: Engine = "sglang", **more: Any) -> Question:
+def asked(engine: Engine = "sglang", **more: Any) -> FitQuestion:
     values = {"engine": engine, "card_bytes": shown_bytes(96 * GIB), "tp": 8, "context": 262144}
-    return Question.model_validate(values | more)
+    return FitQuestion.model_validate(values | more)
 
 
 def test_a_checkpoint_is_as_large_as_its_published_list_of_tensors() -> None:
-    ours = sum(part.file_bytes() for part in parts_of(model_of(K25)))
+    ours = sum(part.file_bytes() for part in tensor_parts(model_of(K25)))
     assert ours == 595_147_639_776
     assert abs(error(ours / GIB, 554.27, "K2.5 on disk, GiB")) < 0.01
 
@@ -151,9 +151,11 @@ def test_a_gguf_is_as_large_as_its_card_says(quant: str, theirs: float, bits: fl
 
 
 def layout(*rules: str, ubatch: int = 4096, mla: Literal[0, 1, 2, 3] = 3) -> Layout:
-    machine = Machine(2, shown_bytes(96 * GIB))
+    machine = FitMachine(2, shown_bytes(96 * GIB))
     batch = Batch(131768, "bf16", ubatch, 8192, mla)
-    return checked(gguf("IQ3_K"), machine, batch, read_overrides(rules, machine.devices))
+    return checked_layout(
+        gguf("IQ3_K"), machine, batch, read_placement_overrides(rules, machine.devices)
+    )
 
 
 def cards(placed: Layout) -> list[float]:
@@ -177,8 +179,8 @@ def test_the_article_s_three_mla_modes_take_memory_in_its_order() -> None:
         assert one.n_bytes < three.n_bytes < zero.n_bytes
         assert one.weights_bytes == three.weights_bytes == zero.weights_bytes
     # the article's 96 GB cards have no room for the first
-    assert shortage(layout("exps=CPU", mla=0), Machine(2, shown_bytes(96 * GIB)))
-    assert not shortage(layout("exps=CPU", mla=1), Machine(2, shown_bytes(96 * GIB)))
+    assert shortage(layout("exps=CPU", mla=0), FitMachine(2, shown_bytes(96 * GIB)))
+    assert not shortage(layout("exps=CPU", mla=1), FitMachine(2, shown_bytes(96 * GIB)))
 
 
 def test_the_layout_that_the_article_kept_is_in_the_thirties() -> None:

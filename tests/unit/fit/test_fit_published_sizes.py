@@ -12,7 +12,7 @@ import pytest
 from pipeline.core.errors import ModelUnreadable
 from pipeline.serving.fit.config import architecture_of
 from pipeline.serving.fit.engine import kv_token_bytes
-from pipeline.serving.fit.parts import parts_of
+from pipeline.serving.fit.parts import tensor_parts
 from pipeline.serving.fit.shape import Gqa, Linear
 from tests.unit.fit.test_fit_config import LLAMA
 
@@ -233,7 +233,7 @@ JAMBA: Config = BASE | {
 
 
 def weights(config: Config) -> int:
-    return sum(p.count * p.weights for p in parts_of(architecture_of(config)) if p.in_file)
+    return sum(p.count * p.weights for p in tensor_parts(architecture_of(config)) if p.in_file)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,17 @@ from typing import Any
 import pytest
 
 from pipeline.serving.fit.answer import FitAnswer, answer, hybrid_hint, parallel_hint
-from pipeline.serving.fit.engine import Question, shown_bytes
+from pipeline.serving.fit.engine import FitQuestion, shown_bytes
 from pipeline.serving.fit.facts import fact_of, from_recipe, recipe_of
 from pipeline.serving.fit.gguf import GgufModel
-from pipeline.serving.fit.placement import Batch, Machine, checked, place, read_overrides, shortage
+from pipeline.serving.fit.placement import (
+    Batch,
+    FitMachine,
+    checked_layout,
+    place,
+    read_placement_overrides,
+    shortage,
+)
 from pipeline.serving.fit.shape import Architecture
 from pipeline.serving.fit.units import GIB, read_tokens
 
@@ -28,12 +35,12 @@ def gguf() -> GgufModel:
     return from_recipe(shipped[0].architecture(), shipped[1])
 
 
-def asked(**changes: Any) -> Question:
+def asked(**changes: Any) -> FitQuestion:
     values = {"engine": "vllm", "card_bytes": CARD, "tp": 8, "context": 65536}
-    return Question.model_validate(values | changes)
+    return FitQuestion.model_validate(values | changes)
 
 
-def hint_for(question: Question, cards: int = 8) -> tuple[str, FitAnswer]:
+def hint_for(question: FitQuestion, cards: int = 8) -> tuple[str, FitAnswer]:
     result = answer(kimi(), question)
     assert result.short
     return parallel_hint(kimi(), question, result, cards), result
@@ -63,7 +70,7 @@ FLAGS: dict[str, tuple[str, Any]] = {
         asked(prefill_given=262144),
     ],
 )
-def test_every_option_that_a_hint_names_makes_it_fit(question: Question) -> None:
+def test_every_option_that_a_hint_names_makes_it_fit(question: FitQuestion) -> None:
     hint, _ = hint_for(question)
     named = re.findall(r"(--[a-z-]+) ([\w.]+)(?=,|\.| or)", hint.partition("It fits with ")[2])
     assert named, hint
@@ -124,34 +131,36 @@ def test_measured_weights_tell_nothing_about_other_numbers_of_cards() -> None:
 
 
 def test_a_host_that_is_too_small_is_told_how_much_it_needs() -> None:
-    machine, batch = Machine(1, CARD, host_bytes=100 * GIB), Batch(65536, "bf16")
+    machine, batch = FitMachine(1, CARD, host_bytes=100 * GIB), Batch(65536, "bf16")
     layout = place(gguf(), machine, batch)
     hint = hybrid_hint(gguf(), machine, batch, layout)
     found = re.search(r"--ram (\d+)GiB or --gpus (\d+)\.", hint)
     assert found is not None
-    enough, less = (Machine(1, CARD, host_bytes=(int(found[1]) - n) * GIB) for n in (0, 1))
+    enough, less = (FitMachine(1, CARD, host_bytes=(int(found[1]) - n) * GIB) for n in (0, 1))
     assert not shortage(place(gguf(), enough, batch), enough)
     assert shortage(place(gguf(), less, batch), less)
-    cards, fewer = (Machine(int(found[2]) - n, CARD, host_bytes=100 * GIB) for n in (0, 1))
+    cards, fewer = (FitMachine(int(found[2]) - n, CARD, host_bytes=100 * GIB) for n in (0, 1))
     assert not shortage(place(gguf(), cards, batch), cards)
     assert shortage(place(gguf(), fewer, batch), fewer)
 
 
 def test_a_card_that_is_too_small_for_its_cache_is_told_what_makes_it_smaller() -> None:
-    machine, batch = Machine(1, shown_bytes(24 * GIB)), Batch(262144, "bf16")
+    machine, batch = FitMachine(1, shown_bytes(24 * GIB)), Batch(262144, "bf16")
     hint = hybrid_hint(gguf(), machine, batch, place(gguf(), machine, batch))
     assert hint.startswith("It fits with --kv fp8, --ctx 128k or --gpus 2.")
 
 
 def test_rules_that_overfill_a_card_are_named_as_the_cause() -> None:
-    machine, batch = Machine(2, CARD), Batch(65536, "bf16")
-    rules = read_overrides([r"blk\.([1-9]|1[0-9])\.ffn.*=CUDA0", "exps=CPU"], machine.devices)
-    layout = checked(gguf(), machine, batch, rules)
+    machine, batch = FitMachine(2, CARD), Batch(65536, "bf16")
+    rules = read_placement_overrides(
+        [r"blk\.([1-9]|1[0-9])\.ffn.*=CUDA0", "exps=CPU"], machine.devices
+    )
+    layout = checked_layout(gguf(), machine, batch, rules)
     assert shortage(layout, machine)
     assert "-ot rules are at fault" in hybrid_hint(gguf(), machine, batch, layout)
 
 
 def test_what_no_option_mends_is_said() -> None:
-    machine, batch = Machine(1, shown_bytes(8 * GIB), host_bytes=GIB), Batch(65536, "bf16")
+    machine, batch = FitMachine(1, shown_bytes(8 * GIB), host_bytes=GIB), Batch(65536, "bf16")
     hint = hybrid_hint(gguf(), machine, batch, place(gguf(), machine, batch))
     assert hint.startswith("No single option makes it fit.")

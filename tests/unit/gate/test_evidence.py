@@ -21,8 +21,8 @@ from pipeline.images.gate.evidence import (
     Evidence,
     EvidenceRow,
     GateKind,
-    error_of,
     evidence_path,
+    gate_error,
     keep_evidence,
     read_evidence,
     worst,
@@ -127,7 +127,7 @@ def test_the_same_findings_give_the_same_bytes_whenever_they_were_made(store: St
 def test_each_gate_has_its_own_ending(
     gate: GateKind, verdict: CaseVerdict, kind: type[PipelineError]
 ) -> None:
-    error = error_of(IMAGE, evidence(gate, verdict))
+    error = gate_error(IMAGE, evidence(gate, verdict))
     assert type(error) is kind
     assert "case-1: the kernel needs 106496 bytes" in str(error)
 
@@ -138,27 +138,27 @@ def test_an_error_counts_what_fails_and_names_the_first() -> None:
     rows.append(EvidenceRow(name="case-3", verdict="passed"))
     several = one.model_copy(update={"rows": rows})
     why = "case-1: the kernel needs 106496 bytes"
-    assert str(error_of(IMAGE, one)) == f"engine: 1 case computes wrong numbers on sm_120: {why}"
-    assert str(error_of(IMAGE, several)).endswith(
+    assert str(gate_error(IMAGE, one)) == f"engine: 1 case computes wrong numbers on sm_120: {why}"
+    assert str(gate_error(IMAGE, several)).endswith(
         f"2 cases compute wrong numbers on sm_120: {why} …"
     )
 
 
 def test_a_gate_that_judged_nothing_is_an_error() -> None:
     nothing = Evidence(gate="numerics", arch="sm_120", verdict="unknown", inputs={}, made_by={})
-    assert isinstance(error := error_of(IMAGE, nothing), GateUnknown)
+    assert isinstance(error := gate_error(IMAGE, nothing), GateUnknown)
     assert "nothing was judged" in str(error)
 
 
 def test_passed_and_accepted_let_a_build_go_on() -> None:
-    assert error_of(IMAGE, evidence(verdict="passed")) is None
-    assert error_of(IMAGE, evidence(verdict="accepted")) is None
+    assert gate_error(IMAGE, evidence(verdict="passed")) is None
+    assert gate_error(IMAGE, evidence(verdict="accepted")) is None
 
 
 def test_a_gate_that_could_not_begin_is_unknown_and_says_why() -> None:
     update = {"message": "no Triton in it", "rows": []}
     result = evidence(verdict="unknown").model_copy(update=update)
-    assert "no Triton in it" in str(error_of(IMAGE, result))
+    assert "no Triton in it" in str(gate_error(IMAGE, result))
 
 
 def test_nothing_at_all_is_unknown() -> None:

@@ -12,7 +12,7 @@ from pipeline.core.errors import GateInvalid
 from pipeline.images.gate.arch import read_arch_spec
 from pipeline.images.gate.files import gate_files
 from pipeline.images.gate.numerics import read_numeric_cases
-from pipeline.images.gate.smem.cases import Case, read_gates
+from pipeline.images.gate.smem.cases import KernelCase, read_gates
 from pipeline.images.spec.checkout import Checkout
 from tests.unit.support import AMD64, ARM64
 
@@ -45,7 +45,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def own(checkout: Checkout, **parts: Any) -> dict[str, Case]:
+def own(checkout: Checkout, **parts: Any) -> dict[str, KernelCase]:
     """The cases of an image that has a file of its own beside the shared one."""
     path = checkout.folder("older") / "gates" / "smem-decode.yaml"
     put(path, {"engine": "engine", "why": WHY, **parts})

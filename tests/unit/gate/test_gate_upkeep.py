@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.images.gate.smem.engine import mark_used
-from pipeline.images.gate.upkeep import gate_leftovers, gate_sections, remove, size_of
+from pipeline.images.gate.upkeep import bytes_below, gate_leftovers, gate_sections, remove
 from pipeline.images.spec.checkout import Checkout
 from tests import makers
 from tests.testbed.deb_file import Item
@@ -112,6 +112,6 @@ def test_a_file_that_two_trees_share_is_counted_once(place: Place) -> None:
     os.link(first, second)
     section = {s.name: s for s in gate_sections(place.store)}["gate engines"]
     assert (section.files, section.size_bytes) == (1, 5)
-    assert size_of(second.parent) == 0  # removing one of them frees nothing
+    assert bytes_below(second.parent) == 0  # removing one of them frees nothing
     assert remove([second.parent]) == 0
     assert first.exists()

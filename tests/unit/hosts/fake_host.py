@@ -10,9 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pipeline.hosts.fleet.promised import Connection
+from pipeline.hosts.fleet.promised import HostConnection
 
-LOCAL = Connection(kind="local", address="here")
+LOCAL = HostConnection(kind="local", address="here")
 
 
 def program(folder: Path, name: str, body: str) -> None:

@@ -15,7 +15,7 @@ from pipeline.hosts.fleet.promised import (
     RuntimePromise,
     TuningPromise,
 )
-from pipeline.hosts.lock_model import Part, TargetLock
+from pipeline.hosts.lock_model import LockedPart, TargetLock
 from pipeline.hosts.promises.boot import ROLE_FILES
 from pipeline.hosts.promises.owned import LOOSE
 from pipeline.images.lock.model import DebPin
@@ -28,8 +28,8 @@ def deb(name: str, version: str) -> DebPin:
     return DebPin(name=name, version=version, path=path, size_bytes=1, sha256="0" * 64)
 
 
-def part(*pinned: tuple[str, str]) -> Part:
-    return Part(packages=[pinned[0][0]], debs=[deb(*p) for p in pinned])
+def part(*pinned: tuple[str, str]) -> LockedPart:
+    return LockedPart(packages=[pinned[0][0]], debs=[deb(*p) for p in pinned])
 
 
 LOCK = TargetLock(

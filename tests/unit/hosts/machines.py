@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.hosts.facts.capture import PCI
-from pipeline.hosts.facts.gather import gather
+from pipeline.hosts.facts.gather import gather_facts
 from pipeline.hosts.facts.model import HostFacts
 from pipeline.hosts.facts.source import Capture, CapturedCommand, CapturedFile, read_capture
 
@@ -163,4 +163,4 @@ def matrix(count: int, word: str | None = None) -> str:
 
 
 def facts(capture: Capture | None = None, **more: Any) -> HostFacts:
-    return gather(capture or h200(), **more)
+    return gather_facts(capture or h200(), **more)

@@ -32,8 +32,8 @@ from pipeline.hosts.fleet.remote import Remote, Unreached
 from pipeline.hosts.fleet.verify import (
     FleetResult,
     HostResult,
+    HostVerifyOptions,
     Row,
-    VerifyOptions,
     keep_records,
     not_tested,
     recorded,
@@ -103,7 +103,7 @@ def test_a_broken_promise_outweighs_a_host_that_is_down() -> None:
 def test_a_known_failure_comes_with_cause_and_fix(capsys: pytest.CaptureFixture[str]) -> None:
     result = fleet(rows=[BAD])
     assert [f.issue.id for f in result.hosts[1].findings] == ["aspm-link-down"]
-    show_result(result, VerifyOptions(), brief=True)
+    show_result(result, HostVerifyOptions(), brief=True)
     output = capsys.readouterr().out
     assert "n2: links are kept awake\n  fix: x" in output
     assert "n2, aspm-link-down" in output
@@ -112,7 +112,7 @@ def test_a_known_failure_comes_with_cause_and_fix(capsys: pytest.CaptureFixture[
 
 
 def test_a_host_that_is_down_is_one_row_that_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    show_result(fleet(rows=[], unreached="No route to host"), VerifyOptions())
+    show_result(fleet(rows=[], unreached="No route to host"), HostVerifyOptions())
     assert "n2    not reached  -     -" in capsys.readouterr().out
 
 
@@ -121,7 +121,7 @@ def promised(**more: Any) -> Promised:
 
 
 def look_at(host: Promised, **options: Any) -> HostResult:
-    return verify_host(host, Remote(LOCAL), VerifyOptions(**options), judge_promises)
+    return verify_host(host, Remote(LOCAL), HostVerifyOptions(**options), judge_promises)
 
 
 def test_what_ansible_could_not_reach_is_not_asked_again() -> None:
@@ -326,7 +326,9 @@ def test_an_interrupt_does_not_wait_for_commands_on_other_hosts() -> None:
     slow = promised().model_copy(update={"host": "n2"})
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        verify_fleet([promised(), slow], VerifyOptions(), judge, jobs=2, on_result=lambda _: None)
+        verify_fleet(
+            [promised(), slow], HostVerifyOptions(), judge, jobs=2, on_result=lambda _: None
+        )
     assert time.monotonic() - begun < 30
 
 

@@ -14,11 +14,11 @@ from pipeline.artifacts.attest.predicates import check_predicate
 from pipeline.core.errors import FactsUnreadable
 from pipeline.core.known import Unknown
 from pipeline.hosts.facts import capture
-from pipeline.hosts.facts.drift import read_facts
-from pipeline.hosts.facts.gather import gather
+from pipeline.hosts.facts.drift import read_recorded_facts
+from pipeline.hosts.facts.gather import gather_facts
 from pipeline.hosts.facts.model import HostFacts
 from pipeline.hosts.facts.pci import extended_capability
-from pipeline.hosts.facts.redact import redact
+from pipeline.hosts.facts.redact import redact_facts
 from pipeline.hosts.facts.source import Capture, CapturedCommand, CapturedFile, read_capture
 from pipeline.hosts.facts.summary import summarise
 from tests.unit.hosts.machines import H200, blackwell, changed, facts, h200
@@ -65,26 +65,26 @@ def arm(kinds: list[tuple[str, str]], package: str | None = "0") -> Capture:
 
 
 def test_an_arm_processor_is_named_as_lscpu_names_it() -> None:
-    cpu = gather(arm([("0x41", "0xd0c")] * 2)).cpu
+    cpu = gather_facts(arm([("0x41", "0xd0c")] * 2)).cpu
     assert (cpu.name, cpu.vendor) == ("ARM Neoverse-N1", "ARM")
     assert (cpu.sockets, cpu.cores, cpu.threads) == (1, 2, 2)
 
 
 def test_fast_and_small_cores_and_unnamed_parts_are_all_named() -> None:
-    cpu = gather(arm([("0x41", "0xd85"), ("0x41", "0xd87"), ("0x41", "0xd87")])).cpu
+    cpu = gather_facts(arm([("0x41", "0xd85"), ("0x41", "0xd87"), ("0x41", "0xd87")])).cpu
     assert cpu.name == "ARM Cortex-X925 + ARM Cortex-A725"
-    assert gather(arm([("0xc0", "0xac3")])).cpu.name == "Ampere part 0xac3"
-    assert gather(arm([("0x99", "0x001")])).cpu.name == "implementer 0x99 part 0x001"
+    assert gather_facts(arm([("0xc0", "0xac3")])).cpu.name == "Ampere part 0xac3"
+    assert gather_facts(arm([("0x99", "0x001")])).cpu.name == "implementer 0x99 part 0x001"
 
 
 @pytest.mark.parametrize("package", [None, "-1"])
 def test_what_a_kernel_does_not_say_of_a_processor_has_a_reason_without_python(
     package: str | None,
 ) -> None:
-    cpu = gather(arm([("0x41", "0xd0c")], package)).cpu
+    cpu = gather_facts(arm([("0x41", "0xd0c")], package)).cpu
     for value in (cpu.family, cpu.model, cpu.microcode, cpu.sockets):
         assert value == Unknown(unknown="the kernel does not say it on this processor")
-    nameless = gather(changed(EMPTY, files={"/proc/cpuinfo": "processor : 0\n"}))
+    nameless = gather_facts(changed(EMPTY, files={"/proc/cpuinfo": "processor : 0\n"}))
     assert isinstance(nameless.cpu.name, Unknown)
     assert isinstance(nameless.cpu.cores, Unknown)
     assert "Error" not in nameless.model_dump_json() + cpu.model_dump_json()
@@ -96,7 +96,7 @@ def test_facts_survive_being_written() -> None:
 
 
 def test_a_machine_that_says_nothing_has_only_reasons() -> None:
-    result = gather(EMPTY)
+    result = gather_facts(EMPTY)
     assert isinstance(result.gpus, Unknown)
     assert isinstance(result.driver.version, Unknown)
     assert isinstance(result.xids, Unknown)
@@ -107,7 +107,7 @@ def test_a_machine_that_says_nothing_has_only_reasons() -> None:
 def test_empty_files_are_unknown_and_not_zero() -> None:
     files = {path: CapturedFile(text="") for path in h200().files}
     commands = {name: CapturedCommand(code=0, out="") for name in capture.COMMANDS}
-    result = gather(EMPTY.model_copy(update={"files": files, "commands": commands}))
+    result = gather_facts(EMPTY.model_copy(update={"files": files, "commands": commands}))
     assert isinstance(result.memory_bytes, Unknown)
     assert isinstance(result.cpu.name, Unknown)
     assert isinstance(result.kernel.command_line, Unknown)
@@ -117,7 +117,7 @@ def test_empty_files_are_unknown_and_not_zero() -> None:
 def test_files_full_of_noise_are_unknown() -> None:
     files = {path: CapturedFile(text="\x00ÿ ¿qué?\n= : ;") for path in h200().files}
     commands = {name: CapturedCommand(code=0, out="\x1b[31mnada: {[") for name in capture.COMMANDS}
-    result = gather(EMPTY.model_copy(update={"files": files, "commands": commands}))
+    result = gather_facts(EMPTY.model_copy(update={"files": files, "commands": commands}))
     assert isinstance(result.gpus, Unknown)
     assert isinstance(result.memory_bytes, Unknown)
     assert isinstance(result.disks, Unknown)
@@ -129,7 +129,7 @@ def test_a_program_that_failed_is_quoted() -> None:
         code=9, err="Unable to determine the device handle for GPU: Unknown Error"
     )
     result = h200().model_copy(update={"commands": {**h200().commands, "nvidia-smi": lost}})
-    gpus = gather(result).gpus
+    gpus = gather_facts(result).gpus
     assert isinstance(gpus, Unknown)
     assert "code 9: Unable to determine" in gpus.unknown
 
@@ -177,7 +177,7 @@ def test_a_journal_without_matches_means_no_xid() -> None:
     quiet = CapturedCommand(code=1)
     denied = CapturedCommand(unknown="Operation not permitted")
     commands = {"journal": quiet, "dmesg": denied}
-    assert gather(EMPTY.model_copy(update={"commands": commands})).xids == []
+    assert gather_facts(EMPTY.model_copy(update={"commands": commands})).xids == []
 
 
 def test_logs_that_may_not_be_read_are_unknown() -> None:
@@ -185,7 +185,7 @@ def test_logs_that_may_not_be_read_are_unknown() -> None:
         code=1, err="dmesg: read kernel buffer failed: Operation not permitted"
     )
     commands = {"journal": denied, "dmesg": denied}
-    result = gather(EMPTY.model_copy(update={"commands": commands})).xids
+    result = gather_facts(EMPTY.model_copy(update={"commands": commands})).xids
     assert isinstance(result, Unknown)
     assert "not permitted" in result.unknown
 
@@ -217,7 +217,7 @@ def test_redaction_takes_out_what_tells_machines_apart() -> None:
             " pid=1, name=my-model, x\n",
         },
     )
-    text = redact(named).model_dump_json()
+    text = redact_facts(named).model_dump_json()
     for secret in ("secret-rig", uuid, "0123456789abcdef", "10.1.2.3", "--token", "my-model"):
         assert secret not in text
     assert "iommu=pt" in text
@@ -227,13 +227,13 @@ def test_redaction_takes_out_what_tells_machines_apart() -> None:
 def test_redaction_keeps_what_belongs_together() -> None:
     uuid = "3f0e1a52-1111-2222-3333-444455556666"
     twice = changed(h200(), outputs={"dmesg": f"NVRM {uuid}\nnvidia {uuid}\n"})
-    lines = redact(twice).commands["dmesg"].out.splitlines()
+    lines = redact_facts(twice).commands["dmesg"].out.splitlines()
     assert lines[0].split()[1] == lines[1].split()[1] != uuid
 
 
 def test_redaction_takes_a_serial_number_out_of_registers() -> None:
     bridge = "/sys/bus/pci/devices/0000:00:01.1/config"
-    before, after = blackwell(1).data(bridge), redact(blackwell(1)).data(bridge)
+    before, after = blackwell(1).data(bridge), redact_facts(blackwell(1)).data(bridge)
     assert not isinstance(before, Unknown)
     assert not isinstance(after, Unknown)
     at = extended_capability(before, 3)
@@ -244,7 +244,7 @@ def test_redaction_takes_a_serial_number_out_of_registers() -> None:
 
 
 def test_redacted_twice_is_redacted_once() -> None:
-    assert redact(redact(h200())).model_dump() == redact(h200()).model_dump()
+    assert redact_facts(redact_facts(h200())).model_dump() == redact_facts(h200()).model_dump()
 
 
 def test_the_committed_capture_is_redacted() -> None:
@@ -282,7 +282,7 @@ def test_a_bridge_that_cannot_be_read_leaves_acs_unknown_in_the_record() -> None
 def test_a_tree_is_read_without_asking_programs(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 1024 kB\n")
-    result = gather(read_capture(tmp_path))
+    result = gather_facts(read_capture(tmp_path))
     assert result.memory_bytes == 1 << 20
     assert isinstance(result.gpus, Unknown)
     assert "copied tree" in result.gpus.unknown
@@ -331,7 +331,7 @@ def test_the_fixture_is_what_our_redaction_leaves() -> None:
     assert "GPU-redacted-uuid" in H200.read_text("utf-8")
 
 
-@pytest.mark.parametrize("read", [read_facts, read_capture])
+@pytest.mark.parametrize("read", [read_recorded_facts, read_capture])
 def test_facts_without_end_are_refused_at_once(
     tmp_path: Path, read: Callable[[Path], object]
 ) -> None:

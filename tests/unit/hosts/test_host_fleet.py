@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.known import Unknown, unknown
-from pipeline.hosts.facts.drift import compare
+from pipeline.hosts.facts.drift import compare_facts
 from pipeline.hosts.facts.model import HostFacts
 from pipeline.hosts.facts.source import Capture
 from pipeline.hosts.probes.runner import ProbeRow
@@ -16,7 +16,7 @@ from tests.unit.hosts.machines import ACS_ON, blackwell, changed, facts, h200
 
 
 def test_the_same_host_has_not_moved() -> None:
-    assert compare(facts(), facts()) == []
+    assert compare_facts(facts(), facts()) == []
 
 
 def test_what_moves_by_itself_is_no_drift() -> None:
@@ -29,7 +29,7 @@ def test_what_moves_by_itself_is_no_drift() -> None:
         text = text.replace(old, new)
     later = changed(h200(), outputs={"nvidia-smi": text}).model_copy(update={"taken_at": 9})
     assert text != h200().commands["nvidia-smi"].out
-    assert compare(facts(), facts(later)) == []
+    assert compare_facts(facts(), facts(later)) == []
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_what_moves_by_itself_is_no_drift() -> None:
 )
 def test_what_somebody_changed_is_drift(before: str, after: str, field: str) -> None:
     text = h200().commands["nvidia-smi"].out.replace(before, after)
-    result = compare(facts(), facts(changed(h200(), outputs={"nvidia-smi": text})))
+    result = compare_facts(facts(), facts(changed(h200(), outputs={"nvidia-smi": text})))
     assert [(d.field, d.kind) for d in result] == [(field, "changed")]
 
 
@@ -53,44 +53,44 @@ def test_a_kernel_that_takes_more_memory_is_no_drift_and_a_dead_module_is(
 ) -> None:
     had = facts().model_copy(update={"memory_bytes": 512 << 30})
     has = facts().model_copy(update={"memory_bytes": int(left * (512 << 30))})
-    assert [d.field for d in compare(had, has)] == fields
-    assert [d.field for d in compare(has, had)] == fields
+    assert [d.field for d in compare_facts(had, has)] == fields
+    assert [d.field for d in compare_facts(has, had)] == fields
 
 
 def test_a_value_that_can_no_longer_be_read_is_lost() -> None:
     text = h200().commands["nvidia-smi"].out.replace("96.00.A5.00.1A", "[Unknown Error]")
-    [result] = compare(facts(), facts(changed(h200(), outputs={"nvidia-smi": text})))
+    [result] = compare_facts(facts(), facts(changed(h200(), outputs={"nvidia-smi": text})))
     assert result.kind == "lost"
-    [back] = compare(facts(changed(h200(), outputs={"nvidia-smi": text})), facts())
+    [back] = compare_facts(facts(changed(h200(), outputs={"nvidia-smi": text})), facts())
     assert back.kind == "gained"
 
 
 def test_other_words_for_not_knowing_are_no_drift() -> None:
     one, two = (facts().model_copy(update={"bios": unknown(w)}) for w in ("no file", "no right"))
-    assert compare(one, two) == []
+    assert compare_facts(one, two) == []
 
 
 def test_reasons_survive_being_written_and_read() -> None:
     result = facts(Capture(version=1, taken_at=0, root="tree", files={}, links={}, commands={}))
     again = HostFacts.model_validate_json(result.model_dump_json())
     assert isinstance(again.topology.links, Unknown)
-    assert compare(result, again) == []
+    assert compare_facts(result, again) == []
 
 
 def test_a_card_that_is_gone_is_named_and_the_others_are_not() -> None:
-    result = compare(facts(blackwell(3)), facts(blackwell(2)))
+    result = compare_facts(facts(blackwell(3)), facts(blackwell(2)))
     fields = {d.field.split("]")[0] for d in result if d.field.startswith("gpus")}
     assert fields == {"gpus[0000:03:00.0"}
 
 
 def test_acs_that_came_back_after_a_boot_is_drift() -> None:
-    result = compare(facts(blackwell(2)), facts(blackwell(2, ACS_ON)))
+    result = compare_facts(facts(blackwell(2)), facts(blackwell(2, ACS_ON)))
     assert "pci.bridges[0000:00:01.1].acs_redirect" in {d.field for d in result}
 
 
 def test_a_new_xid_is_drift() -> None:
     lost = "NVRM: Xid (PCI:0000:23:00): 79, GPU has fallen off the bus.\n"
-    [result] = compare(facts(), facts(changed(h200(), outputs={"dmesg": lost})))
+    [result] = compare_facts(facts(), facts(changed(h200(), outputs={"dmesg": lost})))
     assert result.field == "xids[79 0000:23:00]"
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from pipeline.core.errors import RecordInvalid
 from pipeline.hosts.facts.model import HostFacts
-from pipeline.hosts.facts.redact import redact
+from pipeline.hosts.facts.redact import redact_facts
 from pipeline.hosts.facts.source import Capture, CapturedCommand, CapturedFile
 from pipeline.hosts.facts.summary import summarise
-from pipeline.hosts.rules.judge import judge
+from pipeline.hosts.rules.judge import judge_rules
 from tests.unit.hosts.machines import ACS_ON, blackwell, facts, h200
 
 _NOISE = ["\x00", "ÿ", "-1", "9" * 30, "\n\n", "N/A", "[Unknown Error]", "<", "&x;", ":", "=", '"']
@@ -47,8 +47,8 @@ def test_a_damaged_machine_is_still_judged(seed: int) -> None:
     capture = damaged_machine(chance.choice([h200(), blackwell(4, ACS_ON, "DMA")]), chance)
     result = facts(capture)
     assert HostFacts.model_validate_json(result.model_dump_json()) == result
-    assert judge(result, "13.2")
+    assert judge_rules(result, "13.2")
     # a value that no statement can carry is refused, not passed on
     with suppress(RecordInvalid):
         assert summarise(result)
-    assert facts(redact(capture))
+    assert facts(redact_facts(capture))

@@ -12,14 +12,14 @@ from pipeline.core.known import Unknown
 from pipeline.hosts.facts.source import Capture, CapturedCommand
 from pipeline.hosts.rules.issues import (
     Issue,
-    findings,
+    issue_findings,
     known_issues,
     match_lines,
     match_rules,
     match_rungs,
 )
-from pipeline.hosts.rules.judge import judge
-from pipeline.hosts.rules.verdict import RuleResult, overall
+from pipeline.hosts.rules.judge import judge_rules
+from pipeline.hosts.rules.verdict import RuleResult, overall_of_rules
 from tests.unit.hosts.machines import ACS_ON, DATA, blackwell, changed, facts, h200
 
 SAMPLES: dict[str, dict[str, list[str]]] = yaml.safe_load(
@@ -31,24 +31,24 @@ RUNG_SAMPLES: dict[str, dict[str, list[list[str]]]] = yaml.safe_load(
 
 
 def verdicts(capture: Capture, rule: str, cuda: str | None = None) -> list[str]:
-    rows = [r for r in judge(facts(capture), cuda) if r.rule == rule]
+    rows = [r for r in judge_rules(facts(capture), cuda) if r.rule == rule]
     assert rows, rule
     return [r.verdict for r in rows]
 
 
 def test_a_good_machine_passes_every_rule() -> None:
-    rows = judge(facts(blackwell(8, iommu="identity")), "13.2")
+    rows = judge_rules(facts(blackwell(8, iommu="identity")), "13.2")
     assert [r for r in rows if r.verdict != "passed"] == []
-    assert overall(r.verdict for r in rows) == "passed"
+    assert overall_of_rules(r.verdict for r in rows) == "passed"
 
 
 def test_nothing_judged_is_unknown() -> None:
-    assert overall([]) == "unknown"
+    assert overall_of_rules([]) == "unknown"
 
 
 def test_every_failure_names_a_fix() -> None:
     bad = blackwell(4, ACS_ON, "DMA-FQ", persistence_mode="Disabled", current_link_width="8x")
-    failed = [r for r in judge(facts(bad), "13.3") if r.verdict == "failed"]
+    failed = [r for r in judge_rules(facts(bad), "13.3") if r.verdict == "failed"]
     assert {r.rule for r in failed} >= {"IOMMU", "ACS", "driver", "persistence", "link width"}
     assert all(r.fix for r in failed)
 
@@ -133,7 +133,7 @@ def test_a_rule_that_fails_names_the_fault_and_not_the_text_of_a_pass(
     rule: str, bad: Capture, why: str, passed: str
 ) -> None:
     def texts(capture: Capture, verdict: str) -> set[str]:
-        rows = [r for r in judge(facts(capture), "13.2") if r.rule == rule]
+        rows = [r for r in judge_rules(facts(capture), "13.2") if r.rule == rule]
         assert {r.verdict for r in rows} == {verdict}
         return {r.why for r in rows}
 
@@ -142,8 +142,8 @@ def test_a_rule_that_fails_names_the_fault_and_not_the_text_of_a_pass(
 
 
 def test_no_rule_passes_and_fails_with_one_text() -> None:
-    good = judge(facts(blackwell(4, iommu="identity")), "13.2")
-    bad = [r for row in TEXTS for r in judge(facts(row[1]), "13.3") if r.verdict == "failed"]
+    good = judge_rules(facts(blackwell(4, iommu="identity")), "13.2")
+    bad = [r for row in TEXTS for r in judge_rules(facts(row[1]), "13.3") if r.verdict == "failed"]
     assert len({r.rule for r in bad}) > len(TEXTS)
     assert {(r.rule, r.why) for r in good} & {(r.rule, r.why) for r in bad} == set()
 
@@ -302,7 +302,7 @@ def test_a_healthy_kernel_log_has_no_issue() -> None:
 
 
 def test_issues_name_rules_that_exist() -> None:
-    rules = {r.rule for r in judge(facts(blackwell(2)), "13.2")}
+    rules = {r.rule for r in judge_rules(facts(blackwell(2)), "13.2")}
     named = {rule for issue in known_issues() for rule in issue.rules}
     assert named <= rules
 
@@ -317,7 +317,7 @@ def test_a_failed_rule_points_to_its_issue_and_an_unknown_one_does_not() -> None
 
 def test_many_lines_are_counted_and_a_few_kept() -> None:
     lines = [SAMPLES["gpu-lost"]["match"][0]] * 50
-    [result] = findings([match_lines("log", lines)])
+    [result] = issue_findings([match_lines("log", lines)])
     assert (result.times, len(result.seen)) == (50, 5)
     assert result.seen[0].startswith("log:1: ")
 
@@ -333,10 +333,12 @@ def test_the_facts_of_a_lost_card_do_not_pass() -> None:
 
 
 def test_a_small_limit_is_told_apart_from_that_of_containers() -> None:
-    (row,) = [r for r in judge(facts(changed(blackwell(1), files=LITTLE))) if r.rule == "memlock"]
+    (row,) = [
+        r for r in judge_rules(facts(changed(blackwell(1), files=LITTLE))) if r.rule == "memlock"
+    ]
     assert row.why.startswith("8 MiB in this shell; containers get theirs from")
 
 
 def test_a_machine_without_cards_is_not_said_to_have_one() -> None:
-    rows = judge(facts(blackwell(0)))
+    rows = judge_rules(facts(blackwell(0)))
     assert {r.why for r in rows if r.rule in ("IOMMU", "HMM")} == {"there are not two cards"}

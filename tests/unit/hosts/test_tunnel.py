@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import HostUnreached, PreflightFailed
-from pipeline.hosts.fleet.promised import Connection
+from pipeline.hosts.fleet.promised import HostConnection
 from pipeline.hosts.fleet.tunnel import open_tunnel, plain_connection
 from tests.unit.hosts.fake_host import LOCAL, program
 
@@ -39,7 +39,7 @@ def ssh(programs: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def to(**changes: object) -> Connection:
+def to(**changes: object) -> HostConnection:
     return LOCAL.model_copy(update={"kind": "ssh", "address": "gpu1", **changes})
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.images.lock.model import ImageLock, pylock, requirements, sealed
+from pipeline.images.lock.model import ImageLock, pylock, requirements, sealed_lock
 from pipeline.images.spec.image import PythonSpec
 from tests.makers import wheel_pin
 from tests.unit.support import AMD64, make_wheel
@@ -25,7 +25,7 @@ def wheels(tmp_path: Path) -> Path:
 @pytest.fixture
 def lock(wheels: Path) -> ImageLock:
     pins = [wheel_pin(p) for p in wheels.iterdir()]
-    return sealed("tiny", AMD64, f"sha256:{'0' * 64}", None, pins, [])
+    return sealed_lock("tiny", AMD64, f"sha256:{'0' * 64}", None, pins, [])
 
 
 def pip_install(wheels: Path, text: str) -> subprocess.CompletedProcess[str]:

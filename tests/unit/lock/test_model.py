@@ -18,9 +18,9 @@ from pipeline.images.lock.model import (
     WheelPin,
     current_lock,
     diff_locks,
-    dump,
+    dump_lock,
     read_lock,
-    sealed,
+    sealed_lock,
     write_lock,
 )
 from pipeline.images.spec.checkout import Checkout
@@ -34,7 +34,7 @@ WHEEL = WheelPin(
 DEB = DebPin(
     name="bash", version="5.2-1", path="pool/main/b/bash_5.2-1_amd64.deb", size_bytes=9, sha256=HEX
 )
-LOCK = sealed("tiny", AMD64, DIGEST, None, [WHEEL], [DEB])
+LOCK = sealed_lock("tiny", AMD64, DIGEST, None, [WHEEL], [DEB])
 
 names = st.from_regex(r"[a-z0-9][a-z0-9.+-]{0,20}", fullmatch=True)
 versions = st.from_regex(r"[A-Za-z0-9.+~:!_-]{1,20}", fullmatch=True)
@@ -49,7 +49,7 @@ wheels = st.builds(
 )
 debs = st.builds(DebPin, name=names, version=versions, path=paths, size_bytes=sizes, sha256=hexes)
 locks = st.builds(
-    sealed,
+    sealed_lock,
     names,
     st.sampled_from([AMD64, ARM64]),
     hexes.map("sha256:{}".format),
@@ -74,28 +74,28 @@ def read_text(path: Path, text: str) -> ImageLock:
 def test_a_lock_is_read_as_it_was_written_and_names_no_place(
     lock_path: Path, lock: ImageLock
 ) -> None:
-    text = dump(lock)
+    text = dump_lock(lock)
     assert read_text(lock_path, text) == lock
-    assert dump(read_lock(lock_path)) == text
+    assert dump_lock(read_lock(lock_path)) == text
     assert "://" not in text
     assert text.endswith("\n")
 
 
 @pytest.mark.parametrize("name", ["123", "1.5", "null", "true", "yes", "0x1f", "2026-01-01"])
 def test_a_name_that_yaml_takes_for_something_else_survives(lock_path: Path, name: str) -> None:
-    lock = sealed(name, AMD64, DIGEST, None, [], [])
-    assert read_text(lock_path, dump(lock)).image == name
+    lock = sealed_lock(name, AMD64, DIGEST, None, [], [])
+    assert read_text(lock_path, dump_lock(lock)).image == name
 
 
 def test_the_seal_does_not_hang_on_the_order_in_which_pins_were_found() -> None:
     other = WHEEL.model_copy(update={"name": "other"})
-    one = sealed("tiny", AMD64, DIGEST, None, [WHEEL, other], [])
-    assert one == sealed("tiny", AMD64, DIGEST, None, [other, WHEEL], [])
+    one = sealed_lock("tiny", AMD64, DIGEST, None, [WHEEL, other], [])
+    assert one == sealed_lock("tiny", AMD64, DIGEST, None, [other, WHEEL], [])
 
 
 def changed_fields() -> list[tuple[str, str]]:
     """A lock's text with each value in it changed, one at a time."""
-    text, edits = dump(LOCK), []
+    text, edits = dump_lock(LOCK), []
     for field in ("image", "platform", "spec", "seal", "base_lock", "format"):
         line = next(row for row in text.splitlines() if row.startswith(f"{field}:"))
         other = {
@@ -120,19 +120,19 @@ def changed_fields() -> list[tuple[str, str]]:
 def test_a_lock_in_which_anything_was_changed_is_refused(
     lock_path: Path, field: str, text: str
 ) -> None:
-    assert text != dump(LOCK)
+    assert text != dump_lock(LOCK)
     with pytest.raises(LockEdited):
         read_text(lock_path, text)
 
 
-@pytest.mark.parametrize("cut", range(2, len(dump(LOCK)), 29))
+@pytest.mark.parametrize("cut", range(2, len(dump_lock(LOCK)), 29))
 def test_a_truncated_lock_is_refused(lock_path: Path, cut: int) -> None:
     with pytest.raises(LockEdited):
-        read_text(lock_path, dump(LOCK)[:-cut])
+        read_text(lock_path, dump_lock(LOCK)[:-cut])
 
 
 def test_an_added_address_is_refused(lock_path: Path) -> None:
-    text = dump(LOCK).replace('"sha256"', '"url": "https://example.invalid/x", "sha256"', 1)
+    text = dump_lock(LOCK).replace('"sha256"', '"url": "https://example.invalid/x", "sha256"', 1)
     with pytest.raises(LockEdited, match="url"):
         read_text(lock_path, text)
 
@@ -219,7 +219,7 @@ def test_a_lock_on_an_older_base_is_stale(checkout: Checkout) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "lockfiles" / "images").glob("*.yaml")), ids=str)
 def test_the_committed_locks_are_whole_and_name_no_place(path: Path) -> None:
-    assert dump(read_lock(path)) == path.read_text()
+    assert dump_lock(read_lock(path)) == path.read_text()
     assert "://" not in path.read_text()
 
 
@@ -242,7 +242,7 @@ def test_a_first_lock_brings_everything() -> None:
 
 
 def test_a_lock_without_packages_of_its_own_is_told_when_it_is_written() -> None:
-    empty = sealed("tiny", AMD64, DIGEST, None, [], [])
+    empty = sealed_lock("tiny", AMD64, DIGEST, None, [], [])
     (first,) = diff_locks(None, empty)
     assert (first.kind, first.name, first.before, first.after) == ("lock", "tiny", None, empty.seal)
     assert diff_locks(empty, empty) == []
@@ -252,7 +252,7 @@ def test_a_lock_without_packages_of_its_own_is_told_when_it_is_written() -> None
 def test_another_spec_or_base_is_told_though_no_package_moved(
     spec: str, base_lock: str | None
 ) -> None:
-    after = sealed("tiny", AMD64, spec, base_lock, [WHEEL], [DEB])
+    after = sealed_lock("tiny", AMD64, spec, base_lock, [WHEEL], [DEB])
     (move,) = diff_locks(LOCK, after)
     assert (move.kind, move.before, move.after) == ("lock", LOCK.seal, after.seal)
 
@@ -260,14 +260,14 @@ def test_another_spec_or_base_is_told_though_no_package_moved(
 def test_what_came_went_or_moved_is_told() -> None:
     moved = WHEEL.model_copy(update={"version": "2.0", "sha256": "cd" * 32})
     new = WHEEL.model_copy(update={"name": "new"})
-    after = sealed("tiny", AMD64, DIGEST, None, [moved, new], [])
+    after = sealed_lock("tiny", AMD64, DIGEST, None, [moved, new], [])
     moves = [(m.name, m.before, m.after) for m in diff_locks(LOCK, after)]
     assert moves == [("new", None, "1.0"), ("thing", "1.0", "2.0"), ("bash", "5.2-1", None)]
 
 
 def test_other_bytes_under_the_same_version_are_told_apart() -> None:
     moved = WHEEL.model_copy(update={"sha256": "cd" * 32})
-    (move,) = diff_locks(LOCK, sealed("tiny", AMD64, DIGEST, None, [moved], [DEB]))
+    (move,) = diff_locks(LOCK, sealed_lock("tiny", AMD64, DIGEST, None, [moved], [DEB]))
     assert (move.before, move.after) == ("1.0 (abababababab)", "1.0 (cdcdcdcdcdcd)")
 
 
@@ -287,7 +287,7 @@ def on_base(letter: str) -> ImageLock:
             "layers": [{**blob("f"), "diff_id": DIGEST, "media_type": GZIPPED}],
         }
     )
-    return sealed("tiny", AMD64, DIGEST, None, [WHEEL], [DEB], base)
+    return sealed_lock("tiny", AMD64, DIGEST, None, [WHEEL], [DEB], base)
 
 
 def test_another_foreign_base_is_told_by_its_digests() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import IndexBroken, MissingTool, SignatureInvalid
-from pipeline.images.lock.release import DEBIAN_12_KEYRING, read_release, verify
+from pipeline.images.lock.release import DEBIAN_12_KEYRING, read_release, verify_release
 from tests.testbed.signer import Signer, new_old_signer, new_signer
 
 pytestmark = pytest.mark.skipif(
@@ -60,7 +60,7 @@ def test_a_second_signature_by_an_unknown_key_does_no_harm(
     archive: Signer, unknown: Signer
 ) -> None:
     both = _sign_with_both(archive, unknown, TEXT)
-    assert verify(both, archive.keyring)[0] == TEXT
+    assert verify_release(both, archive.keyring)[0] == TEXT
 
 
 def test_the_keys_we_ship_are_debian_12s_three() -> None:
@@ -83,19 +83,19 @@ def test_an_expired_release_is_refused(archive: Signer) -> None:
 def test_a_changed_letter_is_found(archive: Signer) -> None:
     changed = archive.sign(TEXT).replace(b"Codename: bookworm", b"Codename: bookwurm")
     with pytest.raises(SignatureInvalid, match="changed after it was signed"):
-        verify(changed, archive.keyring)
+        verify_release(changed, archive.keyring)
 
 
 def test_an_added_hash_is_found(archive: Signer) -> None:
     line = f" {HASH}  123 main".encode()
     changed = archive.sign(TEXT).replace(line, b" " + b"cd" * 32 + b" 9 evil\n" + line)
     with pytest.raises(SignatureInvalid):
-        verify(changed, archive.keyring)
+        verify_release(changed, archive.keyring)
 
 
 def test_a_signature_by_an_unknown_key_is_refused(archive: Signer, unknown: Signer) -> None:
     with pytest.raises(SignatureInvalid, match="unknown key"):
-        verify(unknown.sign(TEXT), archive.keyring)
+        verify_release(unknown.sign(TEXT), archive.keyring)
 
 
 def test_debians_keyring_does_not_know_a_throwaway_key(archive: Signer) -> None:
@@ -108,9 +108,9 @@ def test_one_good_signature_does_not_excuse_a_bad_one(
 ) -> None:
     keyring = tmp_path / "both.gpg"
     keyring.write_bytes(archive.keyring.read_bytes() + unknown.keyring.read_bytes())
-    assert verify(_sign_with_both(archive, unknown, TEXT), keyring)[0] == TEXT
+    assert verify_release(_sign_with_both(archive, unknown, TEXT), keyring)[0] == TEXT
     with pytest.raises(SignatureInvalid, match="changed after it was signed"):
-        verify(_sign_with_both(archive, unknown, TEXT, "other text\n"), keyring)
+        verify_release(_sign_with_both(archive, unknown, TEXT, "other text\n"), keyring)
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
@@ -118,43 +118,43 @@ def test_text_around_the_signed_block_is_refused(archive: Signer, place: str) ->
     evil = TEXT.replace("bookworm", "evil").encode() + b"\n"
     signed = archive.sign(TEXT)
     with pytest.raises(SignatureInvalid, match="from first line to last"):
-        verify(evil + signed if place == "before" else signed + evil, archive.keyring)
+        verify_release(evil + signed if place == "before" else signed + evil, archive.keyring)
 
 
 def test_two_signed_blocks_are_one_too_many(archive: Signer) -> None:
     with pytest.raises(SignatureInvalid, match="more than one"):
-        verify(archive.sign(TEXT) + archive.sign(TEXT), archive.keyring)
+        verify_release(archive.sign(TEXT) + archive.sign(TEXT), archive.keyring)
 
 
 def test_text_between_the_block_and_its_signature_header_breaks_it(archive: Signer) -> None:
     marker = b"-----BEGIN PGP SIGNATURE-----"
     changed = archive.sign(TEXT).replace(marker, b"Codename: evil\n" + marker)
     with pytest.raises(SignatureInvalid):
-        verify(changed, archive.keyring)
+        verify_release(changed, archive.keyring)
 
 
 @pytest.mark.parametrize("kept", [0.05, 0.5, 0.8, 0.95])
 def test_a_truncated_file_is_refused(archive: Signer, kept: float) -> None:
     signed = archive.sign(TEXT)
     with pytest.raises(SignatureInvalid):
-        verify(signed[: int(len(signed) * kept)], archive.keyring)
+        verify_release(signed[: int(len(signed) * kept)], archive.keyring)
 
 
 @pytest.mark.parametrize("raw", [b"", b"\n", TEXT.encode(), b"<html>captive portal</html>"])
 def test_what_is_not_signed_is_refused(archive: Signer, raw: bytes) -> None:
     with pytest.raises(SignatureInvalid):
-        verify(raw, archive.keyring)
+        verify_release(raw, archive.keyring)
 
 
 def test_a_missing_keyring_is_named(archive: Signer, tmp_path: Path) -> None:
     with pytest.raises(SignatureInvalid, match="no keyring"):
-        verify(archive.sign(TEXT), tmp_path / "none.gpg")
+        verify_release(archive.sign(TEXT), tmp_path / "none.gpg")
 
 
 def test_an_empty_keyring_trusts_nobody(archive: Signer, tmp_path: Path) -> None:
     (tmp_path / "empty.gpg").touch()
     with pytest.raises(SignatureInvalid):
-        verify(archive.sign(TEXT), tmp_path / "empty.gpg")
+        verify_release(archive.sign(TEXT), tmp_path / "empty.gpg")
 
 
 def test_a_machine_without_gpgv_is_told_what_to_install(
@@ -163,7 +163,7 @@ def test_a_machine_without_gpgv_is_told_what_to_install(
     signed = archive.sign(TEXT)
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(MissingTool) as caught:
-        verify(signed, archive.keyring)
+        verify_release(signed, archive.keyring)
     assert "apt-get install gpgv" in caught.value.hint
 
 
@@ -212,29 +212,31 @@ def old() -> Iterator[Signer]:
 
 @pytest.mark.parametrize("digest", ["SHA256", "SHA512"])
 def test_a_key_bound_by_sha1_may_sign_with_a_strong_digest(old: Signer, digest: str) -> None:
-    assert verify(old.sign(TEXT, "--digest-algo", digest), old.keyring)[0] == TEXT
+    assert verify_release(old.sign(TEXT, "--digest-algo", digest), old.keyring)[0] == TEXT
 
 
 @pytest.mark.parametrize("digest", ["SHA1", "RIPEMD160", "SHA224"])
 def test_a_release_signed_with_a_weak_digest_is_refused(old: Signer, digest: str) -> None:
     with pytest.raises(SignatureInvalid, match="digest that can be forged"):
-        verify(old.sign(TEXT, "--digest-algo", digest), old.keyring)
+        verify_release(old.sign(TEXT, "--digest-algo", digest), old.keyring)
 
 
 def test_a_release_signed_with_md5_is_refused(old: Signer) -> None:
     with pytest.raises(SignatureInvalid):
-        verify(old.sign(TEXT, "--allow-weak-digest-algos", "--digest-algo", "MD5"), old.keyring)
+        verify_release(
+            old.sign(TEXT, "--allow-weak-digest-algos", "--digest-algo", "MD5"), old.keyring
+        )
 
 
 def test_a_changed_release_by_a_key_bound_by_sha1_is_found(old: Signer) -> None:
     changed = old.sign(TEXT, "--digest-algo", "SHA512").replace(b"bookworm", b"bookwurm")
     with pytest.raises(SignatureInvalid, match="changed after it was signed"):
-        verify(changed, old.keyring)
+        verify_release(changed, old.keyring)
 
 
 def test_a_key_bound_by_sha1_is_no_pass_for_an_unknown_key(old: Signer, unknown: Signer) -> None:
     with pytest.raises(SignatureInvalid, match="unknown key"):
-        verify(unknown.sign(TEXT), old.keyring)
+        verify_release(unknown.sign(TEXT), old.keyring)
 
 
 def test_a_strong_signature_by_an_expired_key_does_not_lift_a_weak_one(
@@ -246,14 +248,14 @@ def test_a_strong_signature_by_an_expired_key_does_not_lift_a_weak_one(
         keyring = tmp_path / "both.gpg"
         keyring.write_bytes(old.keyring.read_bytes() + gone.keyring.read_bytes())
         with pytest.raises(SignatureInvalid, match="digest that can be forged"):
-            verify(both, keyring)
+            verify_release(both, keyring)
 
 
 def test_an_expired_key_is_refused_and_named() -> None:
     with new_signer("gone@example.invalid", "ed25519", *THEN, expires="1d") as gone:
         signed = gone.sign(TEXT, *THEN)
         with pytest.raises(SignatureInvalid, match="the key has expired"):
-            verify(signed, gone.keyring)
+            verify_release(signed, gone.keyring)
 
 
 def test_a_revoked_key_is_refused_and_named() -> None:
@@ -263,17 +265,17 @@ def test_a_revoked_key_is_refused_and_named() -> None:
         lost.gpg("--import", stdin=note.read_bytes().replace(b":-----BEGIN", b"-----BEGIN"))
         lost.keyring.write_bytes(lost.gpg("--export"))
         with pytest.raises(SignatureInvalid, match="the key was revoked"):
-            verify(signed, lost.keyring)
+            verify_release(signed, lost.keyring)
 
 
 def test_an_armored_key_is_as_good_as_a_binary_one(archive: Signer, tmp_path: Path) -> None:
     armored = tmp_path / "3bf863cc.pub"
     armored.write_bytes(archive.armored())
-    assert verify(archive.sign(TEXT), armored)[0] == TEXT
+    assert verify_release(archive.sign(TEXT), armored)[0] == TEXT
     # from a web page: a header, Windows' line ends, text around it, two keys in one file
     lines = archive.armored().replace(b"BLOCK-----\n\n", b"BLOCK-----\nVersion: 1\n\n", 1)
     armored.write_bytes(b"# the key\r\n" + lines.replace(b"\n", b"\r\n"))
-    assert verify(archive.sign(TEXT), armored)[0] == TEXT
+    assert verify_release(archive.sign(TEXT), armored)[0] == TEXT
 
 
 def test_two_armored_keys_in_one_file_are_both_known(
@@ -282,7 +284,7 @@ def test_two_armored_keys_in_one_file_are_both_known(
     both = tmp_path / "both.asc"
     both.write_bytes(unknown.armored() + archive.armored())
     for signer in (archive, unknown):
-        assert verify(signer.sign(TEXT), both)[0] == TEXT
+        assert verify_release(signer.sign(TEXT), both)[0] == TEXT
 
 
 @pytest.mark.parametrize(
@@ -303,5 +305,5 @@ def test_a_file_that_is_no_public_key_is_named_with_what_to_give_instead(
     wrong = tmp_path / "key.gpg"
     wrong.write_bytes(data)
     with pytest.raises(SignatureInvalid, match=f"key.gpg .*{message}") as caught:
-        verify(archive.sign(TEXT), wrong)
+        verify_release(archive.sign(TEXT), wrong)
     assert "public key" in caught.value.hint

@@ -10,7 +10,7 @@ from pipeline.core.model import Digest, Name
 from pipeline.core.sealed import UNSEALED, Sealed, read_sealed
 from pipeline.hosts.lock_model import read_host_lock
 from pipeline.images.lock.model import read_lock as read_image_lock
-from pipeline.weights.model import read_lock as read_weights_lock
+from pipeline.weights.model import read_weights_lock as read_weights_lock
 
 EDITED, MISSING = LockEdited.hint, LockMissing.hint
 

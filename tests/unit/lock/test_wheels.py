@@ -9,8 +9,8 @@ from packaging import _manylinux, tags
 from packaging.utils import parse_wheel_filename
 
 from pipeline.core.errors import ResolveFailed
-from pipeline.core.net.http import Client
-from pipeline.core.net.settings import Settings
+from pipeline.core.net.http import NetClient
+from pipeline.core.net.settings import NetworkSettings
 from pipeline.images.fetch.inputs import size_finder, uv_environment
 from pipeline.images.lock.make import Transport, choose_wheels, resolve_wheels, tag_ranks
 from pipeline.images.spec.image import PythonSpec
@@ -157,7 +157,7 @@ def nobody(path: str, most_bytes: int) -> bytes:
 
 def resolve(
     requirements: list[str],
-    settings: Settings,
+    settings: NetworkSettings,
     scratch: Path,
     platform: str = AMD64,
     *,
@@ -165,7 +165,7 @@ def resolve(
     override: dict[str, str] | None = None,
 ) -> dict[str, tuple[str, int]]:
     spec = PythonSpec(requirements=requirements, override=override or {})
-    client = Client(settings, first_wait_s=0.001)
+    client = NetClient(settings, first_wait_s=0.001)
     scratch.mkdir()
     args = [] if settings.indexes else ["--no-index"]
     env = {**uv_environment(settings), "UV_CACHE_DIR": str(scratch / "cache")}
@@ -181,7 +181,7 @@ def test_uv_resolves_for_any_platform_from_any_index(
 ) -> None:
     index.page_type = page
     index.says_size = False
-    chosen = resolve(["thing"], Settings(indexes=(index.index,)), tmp_path / "s", platform)
+    chosen = resolve(["thing"], NetworkSettings(indexes=(index.index,)), tmp_path / "s", platform)
     machine = "x86_64" if platform == AMD64 else "aarch64"
     files = [f"thing-1.0-cp311-cp311-manylinux_2_28_{machine}.whl", "dep_a-1.5-py3-none-any.whl"]
     sizes = {name: len(index.files[f"/files/{name}"]) for name in files}
@@ -193,21 +193,21 @@ def test_what_cannot_be_resolved_is_told_in_uvs_words(
     index: FaultServer, tmp_path: Path, wanted: str
 ) -> None:
     with pytest.raises(ResolveFailed, match=wanted.split("=")[0].split("<")[0]):
-        resolve([wanted], Settings(indexes=(index.index,)), tmp_path / "s")
+        resolve([wanted], NetworkSettings(indexes=(index.index,)), tmp_path / "s")
 
 
 @pytest.fixture
-def unpublished(index: FaultServer, tmp_path: Path) -> Settings:
+def unpublished(index: FaultServer, tmp_path: Path) -> NetworkSettings:
     """An engine that asks for a release candidate which has no wheel: sglang 0.5.18 to 0.5.22."""
     folder = tmp_path / "more"
     make_wheel(folder, "engine", requires=["tile==1.6.0rc5"])
     for version in ("1.6.0rc6", "1.7.0"):
         make_wheel(folder, "tile", version)
-    return Settings(indexes=(index.index,), folders=(folder,))
+    return NetworkSettings(indexes=(index.index,), folders=(folder,))
 
 
 def test_what_a_wheel_asks_for_and_nobody_published_is_refused_with_the_way_out(
-    unpublished: Settings, tmp_path: Path
+    unpublished: NetworkSettings, tmp_path: Path
 ) -> None:
     with pytest.raises(ResolveFailed, match=r"tile==1\.6\.0rc5") as caught:
         resolve(["engine"], unpublished, tmp_path / "s")
@@ -216,7 +216,7 @@ def test_what_a_wheel_asks_for_and_nobody_published_is_refused_with_the_way_out(
 
 @pytest.mark.parametrize("version", ["1.7.0", "1.6.0rc6"])
 def test_an_override_takes_the_place_of_what_a_wheel_asks_for(
-    unpublished: Settings, tmp_path: Path, version: str
+    unpublished: NetworkSettings, tmp_path: Path, version: str
 ) -> None:
     override = {f"tile=={version}": "no wheel of 1.6.0rc5 was published"}
     chosen = resolve(["engine"], unpublished, tmp_path / "s", override=override)
@@ -227,25 +227,25 @@ def test_an_override_of_what_nobody_asks_for_adds_nothing(
     index: FaultServer, tmp_path: Path
 ) -> None:
     override = {"tile==1.7.0": "nobody asks for it here"}
-    settings = Settings(indexes=(index.index,))
+    settings = NetworkSettings(indexes=(index.index,))
     assert resolve(["dep-a"], settings, tmp_path / "s", override=override).keys() == {"dep-a"}
 
 
 def test_a_second_index_is_asked_too(index: FaultServer, tmp_path: Path) -> None:
     index.fail("/empty/thing/", faults.status(404), 9)
     index.fail("/empty/dep-a/", faults.status(404), 9)
-    settings = Settings(indexes=(f"{index.url}/empty/", index.index))
+    settings = NetworkSettings(indexes=(f"{index.url}/empty/", index.index))
     assert resolve(["thing"], settings, tmp_path / "s").keys() == {"thing", "dep-a"}
 
 
 def test_a_folder_alone_is_enough(index: FaultServer, tmp_path: Path) -> None:
-    settings = Settings(indexes=(), folders=(tmp_path / "wheels", tmp_path / "gone"))
+    settings = NetworkSettings(indexes=(), folders=(tmp_path / "wheels", tmp_path / "gone"))
     assert resolve(["thing"], settings, tmp_path / "s").keys() == {"thing", "dep-a"}
     assert index.asked == []
 
 
 @pytest.fixture
-def two_kinds(index: FaultServer, tmp_path: Path) -> Settings:
+def two_kinds(index: FaultServer, tmp_path: Path) -> NetworkSettings:
     """An index with torch as published, and a folder with the same version for other machines."""
     index_wheels, folder = tmp_path / "published", tmp_path / "links"
     make_wheel(index_wheels, "torch", "2.13.0")
@@ -254,23 +254,25 @@ def two_kinds(index: FaultServer, tmp_path: Path) -> Settings:
         index.add(path.name, path.read_bytes())
     for local in ("cpu", "cpu.cxx11.abi", "rocm6.4", "xpu"):
         make_wheel(folder, "torch", f"2.13.0+{local}")
-    return Settings(indexes=(index.index,), folders=(folder,))
+    return NetworkSettings(indexes=(index.index,), folders=(folder,))
 
 
 def test_an_image_with_CUDA_gets_no_build_for_another_machine(
-    two_kinds: Settings, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    two_kinds: NetworkSettings, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     chosen = resolve(["engine"], two_kinds, tmp_path / "s", needs_cuda=True)
     assert chosen["torch"][0] == "torch-2.13.0-py3-none-any.whl"
     assert "skipped, because the image needs CUDA: torch==2.13.0+xpu" in capfd.readouterr().err
 
 
-def test_an_image_without_CUDA_gets_what_uv_chooses(two_kinds: Settings, tmp_path: Path) -> None:
+def test_an_image_without_CUDA_gets_what_uv_chooses(
+    two_kinds: NetworkSettings, tmp_path: Path
+) -> None:
     chosen = resolve(["engine"], two_kinds, tmp_path / "s")
     assert chosen["torch"][0].startswith("torch-2.13.0+")
 
 
-def test_a_build_for_CUDA_is_taken(two_kinds: Settings, tmp_path: Path) -> None:
+def test_a_build_for_CUDA_is_taken(two_kinds: NetworkSettings, tmp_path: Path) -> None:
     make_wheel(tmp_path / "links", "torch", "2.13.0+cu130")
     chosen = resolve(["engine"], two_kinds, tmp_path / "s", needs_cuda=True)
     assert chosen["torch"][0] == "torch-2.13.0+cu130-py3-none-any.whl"
@@ -278,14 +280,14 @@ def test_a_build_for_CUDA_is_taken(two_kinds: Settings, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wanted", ["torch==2.13.0+cpu", "torch===2.13.0+rocm6.4"])
 def test_a_build_without_CUDA_that_is_asked_for_is_refused(
-    two_kinds: Settings, tmp_path: Path, wanted: str
+    two_kinds: NetworkSettings, tmp_path: Path, wanted: str
 ) -> None:
     with pytest.raises(ResolveFailed, match=r"torch==2\.13\.0\+"):
         resolve([wanted], two_kinds, tmp_path / "s", needs_cuda=True)
 
 
 def test_where_there_is_only_a_build_without_CUDA_nothing_is_locked(
-    two_kinds: Settings, tmp_path: Path
+    two_kinds: NetworkSettings, tmp_path: Path
 ) -> None:
     make_wheel(tmp_path / "links", "torchaudio", "2.13.0+cpu")
     with pytest.raises(ResolveFailed, match=r"without torchaudio==2\.13\.0\+cpu"):
@@ -296,10 +298,12 @@ def test_uvs_words_show_no_password(index: FaultServer, tmp_path: Path) -> None:
     secret = "tr0ub4dor"
     index.login = f"me:{secret}"
     private = index.index.replace("://", f"://me:{secret}@")
-    assert resolve(["thing"], Settings(indexes=(private,)), tmp_path / "s").keys() >= {"thing"}
+    assert resolve(["thing"], NetworkSettings(indexes=(private,)), tmp_path / "s").keys() >= {
+        "thing"
+    }
     index.login = "me:changed"
     with pytest.raises(ResolveFailed) as caught:
-        resolve(["thing"], Settings(indexes=(private,)), tmp_path / "t")
+        resolve(["thing"], NetworkSettings(indexes=(private,)), tmp_path / "t")
     assert secret not in str(caught.value)
 
 

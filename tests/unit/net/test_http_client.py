@@ -15,7 +15,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import Interrupted
-from pipeline.core.net.address import linked_page, masked, next_address, number_in, parts_of, shown
+from pipeline.core.net.address import (
+    linked_page,
+    masked,
+    next_address,
+    number_in,
+    shown_address,
+    split_address,
+)
 from pipeline.core.net.client import Client, Small
 from pipeline.core.net.failures import (
     BadAddress,
@@ -27,7 +34,7 @@ from pipeline.core.net.failures import (
     Untrusted,
 )
 from pipeline.core.net.route import Proxies, read_proxy, tls_context
-from pipeline.core.net.timing import ATTEMPTS, Limits, Patience, Watchdog, asked_wait_s
+from pipeline.core.net.timing import ATTEMPTS, HttpLimits, Patience, Watchdog, asked_wait_s
 from tests.growth import grows_linearly
 from tests.testbed import hostile
 from tests.testbed.hostile import SHORT, hostile_server
@@ -82,7 +89,7 @@ def test_what_fits_is_read_whole_and_unpacked() -> None:
 
 
 def test_an_answer_that_comes_steadily_may_take_longer_than_the_grace() -> None:
-    limits = Limits(silence_s=1, grace_s=0.3, least_bytes_per_s=100_000)
+    limits = HttpLimits(silence_s=1, grace_s=0.3, least_bytes_per_s=100_000)
     slowly = hostile.forever(hostile.OK + b"Content-Length: 655360\r\n\r\n", b"x" * 65536, 0.06)
     with hostile_server(slowly) as url:
         start = time.monotonic()
@@ -189,8 +196,8 @@ def test_the_default_of_netrc_is_not_for_hosts_that_a_server_names(
     ],
 )
 def test_a_password_that_nobody_encoded_is_not_shown(address: str) -> None:
-    texts = [shown(address)]
-    for ask in (read_proxy, parts_of):
+    texts = [shown_address(address)]
+    for ask in (read_proxy, split_address):
         with suppress(NetError):
             ask(address)
             continue
@@ -205,7 +212,7 @@ def test_a_password_that_nobody_encoded_is_not_shown(address: str) -> None:
     "address", ["http://h:5000/repo@sha256:ab", "h:5000/r@sha256:ab", "https://h/p@2x.png"]
 )
 def test_what_is_no_login_is_shown(address: str) -> None:
-    assert masked(address) == shown(address) == address
+    assert masked(address) == shown_address(address) == address
 
 
 def test_masking_takes_linear_time() -> None:
@@ -236,7 +243,7 @@ def test_a_tls_handshake_that_only_drips_is_left() -> None:
     threading.Thread(target=drip, daemon=True).start()
     start, url = time.monotonic(), f"https://127.0.0.1:{listener.getsockname()[1]}/x"
     with listener, pytest.raises(Lost):
-        Client(limits=Limits(connect_s=0.2)).fetch(url, most_bytes=9)
+        Client(limits=HttpLimits(connect_s=0.2)).fetch(url, most_bytes=9)
     assert time.monotonic() - start < 2
 
 
@@ -248,7 +255,7 @@ def test_a_server_may_take_longer_to_read_than_to_be_reached() -> None:
             left -= len(conn.recv(1 << 20))
         conn.sendall(b"HTTP/1.1 201 Made\r\nContent-Length: 0\r\n\r\n")
 
-    asker = Client(limits=Limits(connect_s=0.2, silence_s=5))
+    asker = Client(limits=HttpLimits(connect_s=0.2, silence_s=5))
     with hostile_server(slow) as url:
         assert asker.ask("PUT", url, body=Small(bytes(8 << 20))).status == 201
 
@@ -491,7 +498,7 @@ def test_no_proxy_is_obeyed(
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://p:1")
     monkeypatch.setenv("no_proxy", no_proxy)
-    assert (Proxies().of(parts_of(url)) is not None) == uses
+    assert (Proxies().of(split_address(url)) is not None) == uses
 
 
 def test_the_proxys_login_goes_to_the_proxy_for_http_and_https(
@@ -517,7 +524,7 @@ def test_the_proxys_login_goes_to_the_proxy_for_http_and_https(
 
 
 def test_a_proxy_that_never_ends_its_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = Limits(connect_s=0.2, silence_s=1)
+    limits = HttpLimits(connect_s=0.2, silence_s=1)
     endless = hostile.forever(b"HTTP/1.1 200 OK\r\nX: ", b"x", hostile.DRIP_S)
     with hostile_server(endless) as url:
         monkeypatch.setenv("https_proxy", url)

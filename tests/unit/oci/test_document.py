@@ -13,7 +13,7 @@ from pipeline.artifacts.oci.document import (
     OCI_MANIFEST,
     TITLE,
     read_document,
-    read_json,
+    read_document_json,
 )
 from pipeline.core.errors import RegistryBroken
 from tests.unit.registry.support import EMPTY_INDEX, manifest_json
@@ -105,12 +105,12 @@ def test_a_document_that_is_not_sound_is_refused(document: Any, claimed: str, me
 )
 def test_json_that_two_readers_could_read_differently_is_refused(data: bytes) -> None:
     with pytest.raises(RegistryBroken):
-        read_json(data, "it")
+        read_document_json(data, "it")
 
 
 def test_brackets_inside_texts_are_no_depth() -> None:
     text = json.dumps({"a": "[" * 100, "b": '\\"[[[' * 20})
-    assert read_json(text.encode(), "it")["a"] == "[" * 100
+    assert read_document_json(text.encode(), "it")["a"] == "[" * 100
 
 
 @given(st.binary(max_size=200))

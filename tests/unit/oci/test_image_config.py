@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.artifacts.oci.config import read_config
+from pipeline.artifacts.oci.config import read_image_config
 from pipeline.core.errors import BaseUnusable
 
 DIGEST = "sha256:" + "a" * 64
@@ -28,7 +28,7 @@ GOOD: dict[str, Any] = {
 
 
 def read(**changes: Any) -> Any:
-    return read_config(json.dumps({**GOOD, **changes}).encode())
+    return read_image_config(json.dumps({**GOOD, **changes}).encode())
 
 
 def test_a_good_config_is_read_and_the_last_of_two_variables_counts() -> None:

@@ -11,13 +11,13 @@ import pytest
 
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.model import canonical_json
-from pipeline.evidence.publish.publish import Order, make_shipment
+from pipeline.evidence.publish.publish import PublishOrder, make_shipment
 from pipeline.images.assemble.image import Built
 from tests.makers import built_image
 from tests.testbed.oci_door import Door
 from tests.unit.registry.support import NAME, manifest_json, repository_at
 
-MakeOrder = Callable[..., Order]
+MakeOrder = Callable[..., PublishOrder]
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def built(store: Store) -> list[Built]:
 def order(store: Store, built: list[Built], door: Door) -> MakeOrder:
     """An order for both platforms, changed as a test likes."""
 
-    def make(name: str = NAME, **changes: object) -> Order:
+    def make(name: str = NAME, **changes: object) -> PublishOrder:
         values = {
             "shipment": make_shipment(store, built),
             "repository": repository_at(door, name),
@@ -62,6 +62,6 @@ def order(store: Store, built: list[Built], door: Door) -> MakeOrder:
             "jobs": 2,
             **changes,
         }
-        return Order(**values)  # type: ignore[arg-type]
+        return PublishOrder(**values)  # type: ignore[arg-type]
 
     return make

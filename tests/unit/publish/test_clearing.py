@@ -8,9 +8,9 @@ from pipeline.artifacts.oci.document import Document
 from pipeline.artifacts.registry.referrers import fallback_tag
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import DeleteDisabled, NotInRegistry, PipelineError, RegistryBroken
-from pipeline.evidence.publish.gc import Plan, plan_gc, run_gc
+from pipeline.evidence.publish.gc import CleanPlan, plan_gc, run_gc
 from pipeline.evidence.publish.known import KnownRepository
-from pipeline.evidence.publish.publish import publish
+from pipeline.evidence.publish.publish import push_with_evidence
 from tests.testbed.oci_door import Door, status, with_body
 from tests.testbed.tiny_registry import TinyRegistry
 from tests.unit.publish.conftest import MakeOrder
@@ -25,11 +25,11 @@ from tests.unit.registry.support import (
 )
 
 
-def plan(store: Store, door: Door, *patterns: str) -> Plan:
+def plan(store: Store, door: Door, *patterns: str) -> CleanPlan:
     return plan_gc(store, repository_at(door), patterns or ("v*",))
 
 
-def digests(cleared: Plan) -> tuple[set[str], set[str]]:
+def digests(cleared: CleanPlan) -> tuple[set[str], set[str]]:
     return {h.digest for h in cleared.kept}, {h.digest for h in cleared.gone}
 
 
@@ -111,7 +111,7 @@ def test_a_foreign_entry_in_kept_evidence_is_kept_too(
 def test_manifests_without_a_tag_are_found_where_this_store_remembers_them(
     store: Store, order: MakeOrder, door: Door, tiny: TinyRegistry
 ) -> None:
-    first = publish(store, order())
+    first = push_with_evidence(store, order())
     kept = put_image(tiny, "v1", b"another image now")
     assert first.digest not in tiny.tags.values()
     cleared = plan(store, door)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts.attest.cosign import UNGATED_MEDIA, Content
-from pipeline.artifacts.registry.referrers import kind_of, referrers
+from pipeline.artifacts.registry.referrers import artifact_kind, referrers
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import (
     AttachmentInvalid,
@@ -21,7 +21,7 @@ from pipeline.core.errors import (
 )
 from pipeline.evidence.publish.attachment import Attachment, file_attachment
 from pipeline.evidence.publish.known import KnownRepository
-from pipeline.evidence.publish.publish import make_shipment, publish, rehearse
+from pipeline.evidence.publish.publish import make_shipment, push_with_evidence, rehearse
 from pipeline.images.assemble.image import Built
 from pipeline.images.gate.state import GateState
 from tests.testbed.oci_door import Door, Reply, Request, changed, drop, lose_answer, status
@@ -57,7 +57,7 @@ def is_complete(tiny: TinyRegistry, tag: str) -> bool:
 def test_all_platforms_go_under_one_index_and_the_tag_comes_last(
     store: Store, order: MakeOrder, built: list[Built], tiny: TinyRegistry, door: Door
 ) -> None:
-    done = publish(store, order())
+    done = push_with_evidence(store, order())
     assert tiny.tags[NAME, "v1"] == done.digest
     assert is_complete(tiny, "v1")
     index = json.loads(tiny.manifests[NAME, done.digest][1])
@@ -71,7 +71,7 @@ def test_all_platforms_go_under_one_index_and_the_tag_comes_last(
 def test_the_bytes_published_are_those_of_the_store(
     store: Store, order: MakeOrder, built: list[Built], tiny: TinyRegistry
 ) -> None:
-    publish(store, order())
+    push_with_evidence(store, order())
     for image in built:
         assert tiny.manifests[NAME, image.digest][1] == store.read_blob(image.digest)
     for (_, digest), data in tiny.blobs.items():
@@ -89,10 +89,10 @@ def test_the_index_is_the_same_whenever_it_is_made(store: Store, built: list[Bui
 
 
 def test_a_second_publish_sends_nothing(store: Store, order: MakeOrder, door: Door) -> None:
-    first = publish(store, order())
+    first = push_with_evidence(store, order())
     assert first.sent_bytes == first.total_bytes == door.uploaded_bytes
     before = door.uploaded_bytes
-    again = publish(store, order())
+    again = push_with_evidence(store, order())
     assert (again.sent_bytes, again.blobs["sent"], again.blobs["there"]) == (0, 0, 5)
     assert door.uploaded_bytes == before
 
@@ -100,9 +100,9 @@ def test_a_second_publish_sends_nothing(store: Store, order: MakeOrder, door: Do
 def test_layers_of_a_neighbour_are_mounted(
     store: Store, order: MakeOrder, door: Door, tiny: TinyRegistry
 ) -> None:
-    publish(store, order())
+    push_with_evidence(store, order())
     before = door.uploaded_bytes
-    done = publish(store, order("team/other"))
+    done = push_with_evidence(store, order("team/other"))
     assert done.blobs == {"there": 0, "mounted": 5, "sent": 0}
     assert door.uploaded_bytes == before
     assert tiny.tags["team/other", "v1"] == done.digest
@@ -111,9 +111,9 @@ def test_layers_of_a_neighbour_are_mounted(
 def test_a_memory_that_is_wrong_costs_nothing_but_the_upload(
     store: Store, order: MakeOrder, tiny: TinyRegistry
 ) -> None:
-    publish(store, order())
+    push_with_evidence(store, order())
     tiny.blobs.clear()
-    assert publish(store, order("team/other")).blobs["sent"] == 5
+    assert push_with_evidence(store, order("team/other")).blobs["sent"] == 5
 
 
 def test_a_rehearsal_writes_nothing(
@@ -138,7 +138,7 @@ def test_a_bad_moment_at_each_step_passes(
 ) -> None:
     made = order()
     door.fail(method, place, status(code, Retry_After="0"), times=2)
-    publish(store, made)
+    push_with_evidence(store, made)
     assert is_complete(tiny, "v1")
 
 
@@ -150,7 +150,7 @@ def test_a_bad_day_at_each_step_leaves_the_tag_where_it_was(
     made = order()
     door.fail(method, place, status(500), times=99)
     with pytest.raises(RegistryUnreachable):
-        publish(store, made)
+        push_with_evidence(store, made)
     assert tiny.tags[NAME, "v1"] == "sha256:before"
 
 
@@ -160,7 +160,7 @@ def test_a_manifest_that_comes_back_as_another_stops_before_the_tag(
     made = order()
     door.fail("GET", "manifests/sha256", with_body_instead(b"{}"))
     with pytest.raises(RegistryBroken):
-        publish(store, made)
+        push_with_evidence(store, made)
     assert (NAME, "v1") not in tiny.tags
 
 
@@ -169,7 +169,7 @@ def test_evidence_that_a_registry_took_and_lost_stops_before_the_tag(
 ) -> None:
     content = Content(media_type="application/x.note", data=b"note")
     note = Attachment(artifact_type="application/x.note", layers=(content,))
-    digest = publish(store, order(attachments=[note])).attached[0].digest
+    digest = push_with_evidence(store, order(attachments=[note])).attached[0].digest
     del tiny.tags[NAME, "v1"]
 
     def lose(reply: Reply) -> Reply:
@@ -178,7 +178,7 @@ def test_evidence_that_a_registry_took_and_lost_stops_before_the_tag(
 
     door.fail("PUT", f"manifests/{digest}", changed(lose))
     with pytest.raises(NotInRegistry, match=digest):
-        publish(store, order(attachments=[note]))
+        push_with_evidence(store, order(attachments=[note]))
     assert (NAME, "v1") not in tiny.tags
 
 
@@ -190,7 +190,7 @@ def test_who_has_to_wait_for_another_publish_is_told_why(
     made = order()
     with ThreadPoolExecutor() as pool:
         with KnownRepository(store, made.repository).alone():
-            done = pool.submit(publish, store, made)
+            done = pool.submit(push_with_evidence, store, made)
             assert "waiting for it" in messages.get(timeout=30)
             assert not done.done()
         assert done.result(30).digest
@@ -206,14 +206,14 @@ def test_a_tag_that_names_something_else_afterwards_is_an_error(
     made = order()
     door.fail("PUT", "manifests/v1", changed(move))
     with pytest.raises(RegistryBroken, match="came back as"):
-        publish(store, made)
+        push_with_evidence(store, made)
 
 
 def test_stopped_after_any_request_the_tag_is_old_or_complete_and_the_rest_is_sent_once(
     store: Store, order: MakeOrder, door: Door, tiny: TinyRegistry
 ) -> None:
     """The registry vanishes after request n, for every n: what a kill looks like from there."""
-    total = publish(store, order(jobs=1)).total_bytes
+    total = push_with_evidence(store, order(jobs=1)).total_bytes
     steps = len(door.asked)
     assert steps > 20
     for stop_after in range(2, steps):
@@ -229,11 +229,11 @@ def test_stopped_after_any_request_the_tag_is_old_or_complete_and_the_rest_is_se
 
         door.backend = vanishing
         with pytest.raises(PipelineError):
-            publish(store, order(jobs=1))
+            push_with_evidence(store, order(jobs=1))
         assert (NAME, "v1") not in tiny.tags or is_complete(tiny, "v1")
         door.backend = tiny
         missing = total - sum(len(data) for data in tiny.blobs.values())
-        assert publish(store, order(jobs=1)).sent_bytes == missing
+        assert push_with_evidence(store, order(jobs=1)).sent_bytes == missing
         assert is_complete(tiny, "v1")
 
 
@@ -242,7 +242,7 @@ def test_a_lost_answer_to_the_tag_is_no_failure(
 ) -> None:
     made = order()
     door.fail("PUT", "manifests/v1", lose_answer())
-    publish(store, made)
+    push_with_evidence(store, made)
     assert is_complete(tiny, "v1")
 
 
@@ -260,7 +260,7 @@ def test_a_blob_that_changed_in_the_store_is_never_tagged(
     path = store.blob_path(digest_of(some_bytes("shared", 3000)))
     path.write_bytes(b"x" * 3000)
     with pytest.raises(StoreDamaged, match=r"^layer 1 of \d.* is damaged: /.*not match"):
-        publish(store, order())
+        push_with_evidence(store, order())
     assert (NAME, "v1") not in tiny.tags
 
 
@@ -272,7 +272,7 @@ def test_attachments_are_found_from_the_index_or_from_their_platform(
     whole = file_attachment(f"{tmp_path}/note.txt:text/plain", platforms)
     one = file_attachment(f"linux/arm64={tmp_path}/note.txt:text/markdown", platforms)
     made = order(attachments=[whole, one])
-    done = publish(store, made)
+    done = push_with_evidence(store, made)
     assert [a.subject for a in done.attached] == [done.digest, built[1].digest]
     (attached,) = referrers(made.repository, built[1].digest)
     assert attached.artifact_type == "text/markdown"
@@ -284,10 +284,10 @@ def test_evidence_is_counted_and_not_sent_twice(
 ) -> None:
     (tmp_path / "note.txt").write_text("note")
     note = file_attachment(f"{tmp_path}/note.txt:text/plain", [])
-    done = publish(store, order(attachments=[note]))
+    done = push_with_evidence(store, order(attachments=[note]))
     assert done.attached_bytes == len("note") + len("{}")  # and the empty config
     assert door.uploaded_bytes == done.sent_bytes + done.attached_bytes
-    assert publish(store, order(attachments=[note])).attached_bytes == 0
+    assert push_with_evidence(store, order(attachments=[note])).attached_bytes == 0
 
 
 def test_an_attachment_can_have_a_tag_of_its_own(
@@ -295,7 +295,7 @@ def test_an_attachment_can_have_a_tag_of_its_own(
 ) -> None:
     content = Content(media_type="application/x.sig", data=b"sig")
     signature = Attachment(artifact_type=None, layers=(content,), tag="sha256-x.sig")
-    done = publish(store, order(attachments=[signature]))
+    done = push_with_evidence(store, order(attachments=[signature]))
     assert tiny.tags[NAME, "sha256-x.sig"] == done.attached[0].digest
 
 
@@ -320,10 +320,10 @@ def test_what_was_forced_past_its_gates_says_so_for_ever(
         GateState(platform="linux/arm64", state="passed"),
     ]
     made = order(gates=states, ungated_reason="the card is on loan")
-    done = publish(store, made)
+    done = push_with_evidence(store, made)
     assert done.ungated_reason == "the card is on loan"
     notes = [
-        [d for d in referrers(made.repository, image.digest) if kind_of(d) == UNGATED_MEDIA]
+        [d for d in referrers(made.repository, image.digest) if artifact_kind(d) == UNGATED_MEDIA]
         for image in built[:2]
     ]
     ((attached,), none) = notes
@@ -333,16 +333,16 @@ def test_what_was_forced_past_its_gates_says_so_for_ever(
 
 def test_a_reason_that_was_not_needed_is_not_recorded(store: Store, order: MakeOrder) -> None:
     states = [GateState(platform="linux/amd64", state="passed")]
-    done = publish(store, order(gates=states, ungated_reason="just in case"))
+    done = push_with_evidence(store, order(gates=states, ungated_reason="just in case"))
     assert (done.ungated_reason, done.attached) == (None, [])
 
 
 def test_another_image_of_the_same_layers_sends_only_what_is_its_own(
     store: Store, order: MakeOrder, door: Door
 ) -> None:
-    publish(store, order())
+    push_with_evidence(store, order())
     edited = keep_image(
         store, "linux/amd64", some_bytes("shared", 3000), some_bytes("amd", 5000), b"patched"
     )
-    done = publish(store, order(shipment=make_shipment(store, [edited]), tag="v2"))
+    done = push_with_evidence(store, order(shipment=make_shipment(store, [edited]), tag="v2"))
     assert done.sent_bytes == len(b"patched")

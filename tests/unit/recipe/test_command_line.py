@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.images.engine.parser_flags import ParserFlags
-from pipeline.images.engine.print_flags import describe
+from pipeline.images.engine.print_flags import describe_parser
 from pipeline.serving.recipe.launch import Launch
 from pipeline.serving.recipe.model import ContainerSpec
 from pipeline.serving.recipe.parser import check_flags, split_command_line
@@ -43,7 +43,7 @@ def real_parser() -> Parser:
 
 FLAGS = ParserFlags.model_validate(
     {
-        **describe(real_parser()),
+        **describe_parser(real_parser()),
         "engine": "sglang",
         "version": "1",
         "image": "sglang",

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from pipeline.serving.recipe.flags import LlamaFlags, SglangFlags, VllmFlags
 from pipeline.serving.recipe.launch import Overrides
-from pipeline.serving.recipe.model import Override, RecipeFile, Source, merged_flags
+from pipeline.serving.recipe.model import Override, RecipeFile, RecipeSource, merged_flags
 from tests.unit.recipe.bodies import DRAFTS, body, recipe, without
 
 
@@ -110,7 +110,7 @@ def test_a_field_is_set_by_one_source(table: str) -> None:
 )
 def test_a_source_says_what_its_kind_needs(source: dict[str, str], message: str) -> None:
     with pytest.raises(ValidationError) as refused:
-        Source.model_validate(source)
+        RecipeSource.model_validate(source)
     assert message in str(refused.value)
 
 

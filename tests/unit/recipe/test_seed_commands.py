@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from pipeline.serving.fit.facts import fact_of
-from pipeline.serving.fit.parts import parts_of
-from pipeline.serving.recipe.container import Target
+from pipeline.serving.fit.parts import tensor_parts
+from pipeline.serving.recipe.container import LaunchTarget
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import (
     Launch,
@@ -28,8 +28,8 @@ from pipeline.serving.recipe.launch import (
     read_overrides,
     with_whole_repositories,
 )
-from pipeline.serving.recipe.model import Change, Recipe
-from pipeline.serving.recipe.render.formats import render
+from pipeline.serving.recipe.model import CommandChange, Recipe
+from pipeline.serving.recipe.render.formats import render_launch
 from pipeline.serving.report.build import all_references
 from tests.unit.recipe.commands import (
     launch_parts,
@@ -286,8 +286,8 @@ def lambda_launch() -> tuple[Recipe, Launch]:
 
 def test_every_word_of_lambda_s_command_is_printed_or_named_with_its_reason() -> None:
     recipe, launch = lambda_launch()
-    target = Target(image="sm120/vllm:1")
-    text = render(launch, target, "docker")
+    target = LaunchTarget(image="sm120/vllm:1")
+    text = render_launch(launch, target, "docker")
     ours = rendered_parts(text, launch, target.image, program=True)
     assert unexplained(recipe, lambda_parts(), ours) == []
     # a word that is dropped or added is seen, whichever it is
@@ -300,8 +300,8 @@ def test_every_word_of_lambda_s_command_is_printed_or_named_with_its_reason() ->
 
 def test_options_print_what_lambda_s_command_has() -> None:
     _, launch = lambda_launch()
-    as_asked = Target(image="sm120/vllm:1", detached=True, cdi=False, lan=True)
-    text = render(with_whole_repositories(launch), as_asked, "docker")
+    as_asked = LaunchTarget(image="sm120/vllm:1", detached=True, cdi=False, lan=True)
+    text = render_launch(with_whole_repositories(launch), as_asked, "docker")
     ours = rendered_parts(text, launch, as_asked.image, program=True)
     outer = ["-d", "--gpus all", "--ipc=host", "-p 8001:8001"]
     assert set(outer) <= set(lambda_parts())
@@ -383,7 +383,7 @@ def article_launch(recipe: Recipe, folder: Path) -> Launch:
 
 def article_parts(launch: Launch) -> list[str]:
     image = f"registry.home.arpa/ik_llama.cpp@{DIGEST}"
-    text = render(launch, Target(image=image), "podman")
+    text = render_launch(launch, LaunchTarget(image=image), "podman")
     ours = rendered_parts(text, launch, image, program=False)
     return [part.replace("any-00001-of-00002", "*-00001-of-*") for part in ours]
 
@@ -441,7 +441,9 @@ def test_a_changed_flag_that_nobody_explains_is_found(field: str, value: Any, fo
 
 def test_an_explanation_of_nothing_and_one_that_is_missing_are_found() -> None:
     recipe = RECIPES.read("kimi-k2-instruct-sglang-8x")
-    more = Change(document="--context-length 4096", here="--disable-radix-cache", why="No reason.")
+    more = CommandChange(
+        document="--context-length 4096", here="--disable-radix-cache", why="No reason."
+    )
     ours = launch_parts(launched(recipe), program=True)
     with_more = recipe.model_copy(update={"changes": [*recipe.changes, more]})
     assert unexplained(with_more, parts(README), ours) == [
@@ -470,7 +472,7 @@ def test_what_the_readme_runs_first_is_the_command_of_a_document() -> None:
     assert {name for name in RECIPES.names() if f" {name} " in text} == {recipe.name}
     fact = fact_of(str(recipe.model.repository))
     assert fact is not None
-    size = sum(part.file_bytes() for part in parts_of(fact.architecture()))
+    size = sum(part.file_bytes() for part in tensor_parts(fact.architecture()))
     assert f"# {size / 1e9:.0f} GB, resumable" in block
 
 

@@ -8,8 +8,8 @@ import pytest
 from pipeline.artifacts.attest.cosign import Content
 from pipeline.artifacts.oci.document import Document
 from pipeline.artifacts.registry.referrers import (
+    artifact_kind,
     fallback_tag,
-    kind_of,
     list_in_fallback_tag,
     listed_referrers,
     referrers,
@@ -41,7 +41,7 @@ def test_what_was_attached_is_found_from_the_image(
     attached = attach(repository, image, [note(b"1"), note(b"2", "text/plain")])
     documents = referrers(repository, image.digest)
     assert {d.digest for d in documents} == {a.digest for a in attached}
-    (plain,) = [d for d in documents if kind_of(d) == "text/plain"]
+    (plain,) = [d for d in documents if artifact_kind(d) == "text/plain"]
     assert plain.digest == attached[1].digest
     assert listed_referrers(repository, image.digest)[1] == ("api" if tiny.has_referrers else "tag")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.serving.bench.metrics import intervals, metrics_of
-from pipeline.serving.bench.model import CellResult, Mark, Run
+from pipeline.serving.bench.model import BenchRun, CellResult, Mark
 from pipeline.serving.bench.record import read_run
 from pipeline.serving.report.build import named_reference, report_data
 from pipeline.serving.report.from_run import read_run_data, run_data
@@ -21,7 +21,7 @@ def published(*names: str) -> ReportData:
     return report_data([], [named_reference(name) for name in names], [], made=MADE)
 
 
-def sweep(*loads: int, marks: tuple[Mark, ...] = ()) -> Run:
+def sweep(*loads: int, marks: tuple[Mark, ...] = ()) -> BenchRun:
     """A whole run over several loads, with three trials each, none of them void."""
     run = read_run(FOLDER)
     first = run.cells[0]
@@ -39,7 +39,7 @@ def sweep(*loads: int, marks: tuple[Mark, ...] = ()) -> Run:
     return run.model_copy(update={"cells": cells})
 
 
-def as_data(run: Run) -> RunData:
+def as_data(run: BenchRun) -> RunData:
     return run_data(run, file="run/bench.json", digest=DIGEST, requests=DIGEST)
 
 

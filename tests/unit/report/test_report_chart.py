@@ -10,9 +10,9 @@ from pipeline.serving.report.chart import (
     HEIGHT,
     WIDTH,
     Axis,
-    Bar,
+    BarPart,
+    ChartBar,
     Line,
-    Part,
     Point,
     bar_chart,
     line_chart,
@@ -116,8 +116,8 @@ def test_a_chart_without_points_is_still_a_chart() -> None:
 
 
 def bars(*values: float) -> SVG:
-    parts = tuple(Part(f"p{i}", value, f"{value}", i) for i, value in enumerate(values))
-    return parsed(bar_chart("k", "Memory", "GB", [Bar("GPU 0", parts)]))
+    parts = tuple(BarPart(f"p{i}", value, f"{value}", i) for i, value in enumerate(values))
+    return parsed(bar_chart("k", "Memory", "GB", [ChartBar("GPU 0", parts)]))
 
 
 def test_parts_of_a_bar_lie_in_a_row_and_are_as_wide_as_their_values() -> None:

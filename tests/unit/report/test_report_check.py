@@ -13,11 +13,11 @@ import pytest
 from pipeline.core.errors import ReportInvalid
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.serving.report.build import report_data
-from pipeline.serving.report.check import check_run, differences, open_report
+from pipeline.serving.report.check import check_run, json_differences, open_report
 from pipeline.serving.report.from_run import read_run_data
 from pipeline.serving.report.markup import is_report
 from pipeline.serving.report.page import render_page
-from pipeline.serving.report.redact import redact
+from pipeline.serving.report.redact import redact_report
 from tests.unit.bench.example_run import FOLDER
 from tests.unit.report.reports import MADE, of_example, published
 
@@ -85,7 +85,7 @@ def test_a_report_agrees_with_its_run(folder: Path) -> None:
 
 def test_a_redacted_report_still_agrees_with_its_run(folder: Path) -> None:
     data = report_data([read_run_data(folder)], [], [], made=MADE)
-    page = render_page(redact(data, ["example-model"]))
+    page = render_page(redact_report(data, ["example-model"]))
     assert b"example-model" not in page
     assert open_report(page).problem() == ""
     assert run_problems(page, folder) == []
@@ -133,7 +133,7 @@ def test_a_report_that_differs_from_its_run_is_named_with_both_values(
     folder: Path, is_redacted: bool, place: str, change: Callable[[Any], Any], reason: str
 ) -> None:
     data = report_data([read_run_data(folder)], [], [], made=MADE)
-    page = render_page(redact(data) if is_redacted else data)
+    page = render_page(redact_report(data) if is_redacted else data)
     where, message = run_problems(edited(page, change, restate=True), folder)[0]
     assert where == place
     assert reason in message
@@ -191,13 +191,13 @@ def test_a_report_is_told_from_another_page() -> None:
 
 def test_differences_name_the_place_and_both_values() -> None:
     want, got = {"a": [1, {"b/c": 2.0}]}, {"a": [1, {"b/c": 3.0}]}
-    assert differences(want, got) == [("/a/1/b~1c", 2.0, 3.0)]
+    assert json_differences(want, got) == [("/a/1/b~1c", 2.0, 3.0)]
 
 
 @pytest.mark.parametrize(("want", "got"), [(1, True), ([1], [1, 2]), ({"a": 1}, {}), ("1", 1)])
 def test_values_of_another_kind_or_length_differ(want: Any, got: Any) -> None:
-    assert differences(want, got)
+    assert json_differences(want, got)
 
 
 def test_the_same_number_written_in_two_ways_is_no_difference() -> None:
-    assert differences({"a": 5}, {"a": 5.0}) == []
+    assert json_differences({"a": 5}, {"a": 5.0}) == []

@@ -3,11 +3,18 @@ from __future__ import annotations
 from pipeline.serving.bench.model import Mark
 from pipeline.serving.report.build import named_reference, report_data
 from pipeline.serving.report.findings import _is_apart
-from pipeline.serving.report.model import Cell, Finding, Lengths, Measure, RunData, Series
+from pipeline.serving.report.model import (
+    Lengths,
+    Measure,
+    ReportCell,
+    ReportFinding,
+    RunData,
+    Series,
+)
 from tests.unit.report.reports import MADE, as_data, of_example, published, sweep
 
 
-def told(findings: list[Finding], kind: str) -> list[str]:
+def told(findings: list[ReportFinding], kind: str) -> list[str]:
     return [f"{f.about}: {f.sentence()}" for f in findings if f.kind == kind]
 
 
@@ -83,7 +90,7 @@ def test_a_good_run_has_no_flags() -> None:
 def series(*cells: tuple[int, float, float]) -> Series:
     """Cells of concurrency, output and TTFT."""
     made = [
-        Cell(
+        ReportCell(
             name=f"c{c}",
             concurrency=c,
             numbers={"output_tok_s": Measure(mean=o), "ttft_ms.mean": Measure(mean=t)},
@@ -132,7 +139,7 @@ def _noisy(mean: float, half: float) -> Measure:
 
 def _advice(output: tuple[float, float], half: float) -> list[str]:
     cells = [
-        Cell(
+        ReportCell(
             name=f"c{load}",
             concurrency=load,
             numbers={"output_tok_s": _noisy(tok_s, half), "ttft_ms.mean": _noisy(ttft, ttft / 50)},
@@ -153,5 +160,5 @@ def test_nothing_is_recommended_from_noise() -> None:
 def test_one_trial_recommends_nothing() -> None:
     assert _advice((100.0, 50.0), 0.0) != []
     cell = Measure(mean=100.0, trials=1)
-    apart = Cell(name="a", numbers={"ttft_ms.mean": cell})
+    apart = ReportCell(name="a", numbers={"ttft_ms.mean": cell})
     assert not _is_apart(apart, apart, "ttft_ms.mean")

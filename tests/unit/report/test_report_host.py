@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pipeline.serving.bench.record import read_run, write_run
 from pipeline.serving.report.from_host import with_host
-from pipeline.serving.report.model import Memory
+from pipeline.serving.report.model import CardMemory
 from tests.unit.bench.example_run import FOLDER
 from tests.unit.hosts.machines import facts
 from tests.unit.report.reports import as_data, sweep
@@ -27,7 +27,10 @@ def test_what_could_not_be_found_out_is_said_with_its_reason() -> None:
 
 
 def test_cards_get_their_whole_memory_and_only_those_that_are_there() -> None:
-    cards = [Memory(name="GPU 0", unit="GiB", used=90), Memory(name="GPU 99", unit="GiB", used=1)]
+    cards = [
+        CardMemory(name="GPU 0", unit="GiB", used=90),
+        CardMemory(name="GPU 99", unit="GiB", used=1),
+    ]
     run = as_data(sweep(1)).model_copy(update={"memory": cards})
     first, other = with_host(run, facts()).memory
     assert first.total

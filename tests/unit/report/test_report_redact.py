@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.serving.report.build import report_data
 from pipeline.serving.report.from_host import with_host
-from pipeline.serving.report.redact import Redactor, redact
+from pipeline.serving.report.redact import Redactor, redact_report
 from tests.unit.hosts.machines import facts
 from tests.unit.report.reports import MADE, as_data, of_example, published, sweep
 
@@ -58,7 +58,7 @@ def test_the_same_value_has_the_same_placeholder_everywhere() -> None:
 
 def test_numbers_and_digests_of_a_run_stay() -> None:
     data = of_example()
-    clean = redact(data)
+    clean = redact_report(data)
     assert clean.redacted
     assert clean.runs[0].digest == data.runs[0].digest
     assert [s.cells for s in clean.runs[0].series] == [s.cells for s in data.runs[0].series]
@@ -66,17 +66,17 @@ def test_numbers_and_digests_of_a_run_stay() -> None:
 
 def test_the_folder_of_a_run_is_left_out() -> None:
     run = as_data(sweep(1)).model_copy(update={"file": "customer-x-night/bench.json"})
-    clean = redact(report_data([run, run], [], [], made=MADE))
+    clean = redact_report(report_data([run, run], [], [], made=MADE))
     assert "customer-x" not in clean.model_dump_json()
 
 
 def test_published_documents_stay_word_for_word() -> None:
     data = published("kimi-k2-sm120")
-    assert redact(data).references == data.references
+    assert redact_report(data).references == data.references
 
 
 def test_the_name_of_the_host_is_left_out_wherever_it_stands() -> None:
     named = facts().model_copy(update={"host": "rack7-node3"})
     run = with_host(as_data(sweep(1)), named).model_copy(update={"title": "night on rack7-node3"})
-    clean = redact(report_data([run], [], [], made=MADE))
+    clean = redact_report(report_data([run], [], [], made=MADE))
     assert "rack7" not in clean.model_dump_json()

@@ -9,7 +9,7 @@ from pipeline.core.yaml_file import read_yaml
 from pipeline.serving.bench.metrics import DEFINITIONS
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.report.build import all_references, fitting, named_reference
-from pipeline.serving.report.model import Lengths, Reference
+from pipeline.serving.report.model import Lengths, PublishedReference
 from tests.unit.report.reports import as_data, sweep
 from tests.unit.support import ROOT
 
@@ -86,7 +86,7 @@ def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, body: str, why: st
     path = tmp_path / "a.yaml"
     path.write_text(HEAD + body)
     with pytest.raises(SpecInvalid, match=why):
-        read_yaml(path, Reference)
+        read_yaml(path, PublishedReference)
 
 
 def test_only_tables_of_the_same_lengths_or_recipe_stand_beside_a_run() -> None:

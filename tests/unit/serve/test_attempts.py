@@ -6,7 +6,14 @@ from threading import Thread
 
 import pytest
 
-from pipeline.serving.serve.attempts import AttemptList, Begun, Ended, new_id, short_failure, stamp
+from pipeline.serving.serve.attempts import (
+    AttemptList,
+    Begun,
+    Ended,
+    attempt_time,
+    new_id,
+    short_failure,
+)
 
 NOON = datetime(2026, 11, 16, 12, 0, 0, tzinfo=UTC)
 
@@ -14,7 +21,11 @@ NOON = datetime(2026, 11, 16, 12, 0, 0, tzinfo=UTC)
 def begun(identity: str = "", recipe: str = "tiny-cpu") -> Begun:
     digest = "sha256:" + "1" * 64
     return Begun(
-        id=identity or new_id(NOON), kind="serve", recipe=recipe, recipe_digest=digest, at=stamp()
+        id=identity or new_id(NOON),
+        kind="serve",
+        recipe=recipe,
+        recipe_digest=digest,
+        at=attempt_time(),
     )
 
 
@@ -25,7 +36,7 @@ def ended(begun: Begun, outcome: str = "serving", failure: str = "", seconds: fl
             "outcome": outcome,
             "failure": failure,
             "seconds": seconds,
-            "at": stamp(NOON),
+            "at": attempt_time(NOON),
         }
     )
 

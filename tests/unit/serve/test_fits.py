@@ -8,11 +8,11 @@ import pytest
 
 from pipeline.core.known import Unknown, unknown
 from pipeline.images.spec.checkout import Checkout
-from pipeline.serving.fit.placement import Machine
+from pipeline.serving.fit.placement import FitMachine
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import Overrides
 from pipeline.serving.recipe.model import Recipe
-from pipeline.serving.serve.fits import FitPlan, find_model, model_in, plan_fit, shortfall
+from pipeline.serving.serve.fits import FitPlan, find_served_model, model_in, plan_fit, shortfall
 from pipeline.serving.serve.weights import HostProof, WeightsFolder
 from tests.unit.support import ROOT
 
@@ -25,13 +25,13 @@ SHIPPED = Recipes([ROOT / "recipes"])
 
 def wanted(name: str, **overrides: Any) -> FitPlan:
     recipe = SHIPPED.read(name)
-    return plan_fit(recipe, Overrides(**overrides), find_model(recipe, None, CHECKOUT))
+    return plan_fit(recipe, Overrides(**overrides), find_served_model(recipe, None, CHECKOUT))
 
 
-def judged(name: str, room: Machine | None = None, **overrides: Any) -> object:
+def judged(name: str, room: FitMachine | None = None, **overrides: Any) -> object:
     recipe = SHIPPED.read(name)
     host = (recipe.hardware.host_memory_gib or 0) * GIB or None
-    own = Machine(recipe.hardware.cards, CARD, 0, host)
+    own = FitMachine(recipe.hardware.cards, CARD, 0, host)
     return shortfall(wanted(name, **overrides), room or own)
 
 
@@ -55,34 +55,44 @@ def test_a_document_s_recipe_fits_the_cards_that_it_was_run_on(name: str) -> Non
 @pytest.mark.parametrize(
     ("name", "room", "overrides", "words"),
     [
-        ("kimi-k26-vllm-8x", Machine(8, CARD * 3 // 4, 0), {}, "the weights alone exceed"),
-        ("kimi-k26-vllm-8x", Machine(8, CARD // 2, 0), {}, "the weights alone exceed"),
-        ("kimi-k26-vllm-8x", Machine(7, CARD, 0), {}, "divided among 8 cards, there are 7"),
+        ("kimi-k26-vllm-8x", FitMachine(8, CARD * 3 // 4, 0), {}, "the weights alone exceed"),
+        ("kimi-k26-vllm-8x", FitMachine(8, CARD // 2, 0), {}, "the weights alone exceed"),
+        ("kimi-k26-vllm-8x", FitMachine(7, CARD, 0), {}, "divided among 8 cards, there are 7"),
         ("kimi-k26-vllm-8x", None, {"max_model_len": 10_000_000}, "only 262144 positions"),
         ("kimi-k26-vllm-8x", None, {"gpu_memory_utilization": 0.5}, "the weights alone exceed"),
         ("kimi-k26-sglang-8x", None, {"max_model_len": 262_144}, "tokens"),
-        ("kimi-k26-sglang-8x", Machine(4, CARD, 0), {}, "divided among 8 cards"),
-        ("kimi-k26-sglang-8x", Machine(8, CARD // 2, 0), {}, "the weights alone exceed"),
-        ("kimi-k25-int4-sglang-8x", Machine(8, CARD * 3 // 4, 0), {}, "the weights alone exceed"),
+        ("kimi-k26-sglang-8x", FitMachine(4, CARD, 0), {}, "divided among 8 cards"),
+        ("kimi-k26-sglang-8x", FitMachine(8, CARD // 2, 0), {}, "the weights alone exceed"),
         (
-            "kimi-k2-thinking-nvfp4-sglang-8x",
-            Machine(8, CARD // 2, 0),
+            "kimi-k25-int4-sglang-8x",
+            FitMachine(8, CARD * 3 // 4, 0),
             {},
             "the weights alone exceed",
         ),
-        ("kimi-k26-ik-llama-2x", Machine(2, CARD // 8, 0, 768 * GIB), {}, "CUDA0 is short of"),
-        ("kimi-k26-ik-llama-2x", Machine(2, CARD, 0, 100 * GIB), {}, "the host is short of"),
-        ("kimi-k26-ik-llama-2x-q4-x", Machine(2, CARD, 0, 256 * GIB), {}, "the host is short of"),
+        (
+            "kimi-k2-thinking-nvfp4-sglang-8x",
+            FitMachine(8, CARD // 2, 0),
+            {},
+            "the weights alone exceed",
+        ),
+        ("kimi-k26-ik-llama-2x", FitMachine(2, CARD // 8, 0, 768 * GIB), {}, "CUDA0 is short of"),
+        ("kimi-k26-ik-llama-2x", FitMachine(2, CARD, 0, 100 * GIB), {}, "the host is short of"),
+        (
+            "kimi-k26-ik-llama-2x-q4-x",
+            FitMachine(2, CARD, 0, 256 * GIB),
+            {},
+            "the host is short of",
+        ),
         (
             "kimi-k26-ik-llama-2x-cpu-moe",
-            Machine(2, CARD, 0, 256 * GIB),
+            FitMachine(2, CARD, 0, 256 * GIB),
             {},
             "the host is short of",
         ),
     ],
 )
 def test_smaller_or_fewer_cards_and_longer_contexts_do_not_fit(
-    name: str, room: Machine | None, overrides: dict[str, Any], words: str
+    name: str, room: FitMachine | None, overrides: dict[str, Any], words: str
 ) -> None:
     short = judged(name, room, **overrides)
     assert isinstance(short, str)
@@ -110,9 +120,9 @@ def test_what_is_not_calculated_is_unknown_and_never_fits(
     name: str, flags: dict[str, Any], words: str
 ) -> None:
     recipe = SHIPPED.read(name)
-    model = find_model(recipe, None, CHECKOUT)
+    model = find_served_model(recipe, None, CHECKOUT)
     plan = plan_fit(with_flags(recipe, **flags), Overrides(), model)
-    short = shortfall(plan, Machine(8, 10 * CARD, 0, 9999 * GIB))
+    short = shortfall(plan, FitMachine(8, 10 * CARD, 0, 9999 * GIB))
     assert isinstance(short, Unknown)
     assert words in short.unknown
 
@@ -120,27 +130,27 @@ def test_what_is_not_calculated_is_unknown_and_never_fits(
 @pytest.mark.parametrize(("mode", "fits"), [(0, False), (1, True), (2, True), (3, True)])
 def test_the_mla_mode_of_a_recipe_is_calculated(mode: int, fits: bool) -> None:
     recipe = SHIPPED.read("kimi-k26-ik-llama-2x")
-    model = find_model(recipe, None, CHECKOUT)
+    model = find_served_model(recipe, None, CHECKOUT)
     plan = plan_fit(with_flags(recipe, mla=mode), Overrides(), model)
-    short = shortfall(plan, Machine(2, CARD, 0, 768 * GIB))
+    short = shortfall(plan, FitMachine(2, CARD, 0, 768 * GIB))
     assert ("CUDA0 is short of" in str(short)) != fits
 
 
 def test_a_draft_that_nobody_calculates_is_unknown_but_what_does_not_fit_fails() -> None:
     assert isinstance(judged("kimi-k26-vllm-8x", enable_eagle3=True), Unknown)
-    short = judged("kimi-k26-vllm-8x", Machine(8, CARD // 2, 0), enable_eagle3=True)
+    short = judged("kimi-k26-vllm-8x", FitMachine(8, CARD // 2, 0), enable_eagle3=True)
     assert isinstance(short, str)
     assert short
 
 
 def test_a_model_that_nothing_is_known_about_is_unknown(tmp_path: Path) -> None:
     recipe = SHIPPED.read("gpt-oss-120b-vllm-1x")
-    assert isinstance(find_model(recipe, None, CHECKOUT), Unknown)
-    assert isinstance(find_model(recipe, tmp_path, CHECKOUT), Unknown)
+    assert isinstance(find_served_model(recipe, None, CHECKOUT), Unknown)
+    assert isinstance(find_served_model(recipe, tmp_path, CHECKOUT), Unknown)
     (tmp_path / "config.json").write_text('{"model_type": "nobody"}')
-    assert isinstance(find_model(recipe, tmp_path, CHECKOUT), Unknown)
+    assert isinstance(find_served_model(recipe, tmp_path, CHECKOUT), Unknown)
     plan = plan_fit(recipe, Overrides(), unknown("nobody looked"))
-    assert shortfall(plan, Machine(1, 999 * GIB, 0)) == unknown("nobody looked")
+    assert shortfall(plan, FitMachine(1, 999 * GIB, 0)) == unknown("nobody looked")
 
 
 def test_weights_on_another_host_are_known_by_their_config_only() -> None:

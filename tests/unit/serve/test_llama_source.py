@@ -13,7 +13,7 @@ from pipeline.core.errors import ParserUnreadable, SpecInvalid
 from pipeline.core.files import sha256_of_file
 from pipeline.images.assemble.plan import TreePlan, plan_image
 from pipeline.images.engine.parser_flags import FlagSpec
-from pipeline.images.engine.read_flags import TABLE, read_source, read_table
+from pipeline.images.engine.read_flags import TABLE, read_llama_flags, read_source
 from pipeline.images.spec.checkout import Checkout
 
 CHECKOUT = Checkout(Path(__file__).parents[3])
@@ -76,7 +76,7 @@ TEXT = """
 
 
 def flag(name: str) -> FlagSpec:
-    return FlagSpec.model_validate(read_table(TEXT)["flags"][name])
+    return FlagSpec.model_validate(read_llama_flags(TEXT)["flags"][name])
 
 
 def test_a_handler_says_what_a_flag_takes() -> None:
@@ -101,7 +101,7 @@ def test_a_removed_flag_says_what_took_its_place() -> None:
 
 
 def test_flags_of_other_programs_are_left_out_and_variables_are_kept() -> None:
-    found = read_table(TEXT)
+    found = read_llama_flags(TEXT)
     assert "--interactive" not in found["flags"]
     assert "--nothing" not in str(found)
     assert "LLAMA_ARG_THREADS" in found["variables"]

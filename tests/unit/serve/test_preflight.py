@@ -10,7 +10,7 @@ import pytest
 from pipeline.core.errors import PreflightFailed
 from pipeline.core.known import Unknown, unknown
 from pipeline.hosts.facts.capture import PCI
-from pipeline.hosts.facts.gather import gather
+from pipeline.hosts.facts.gather import gather_facts
 from pipeline.hosts.facts.smi import read_memory_used
 from pipeline.hosts.rules.verdict import RuleResult
 from pipeline.images.gate.state import GateState
@@ -18,11 +18,11 @@ from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import Overrides
 from pipeline.serving.recipe.model import Recipe
-from pipeline.serving.serve.fits import FitPlan, find_model, plan_fit
+from pipeline.serving.serve.fits import FitPlan, find_served_model, plan_fit
 from pipeline.serving.serve.preflight import (
     CHECKS,
-    Machine,
-    Plan,
+    PlannedStart,
+    PreflightMachine,
     free_hugepages,
     machine_of,
     require_ready,
@@ -37,15 +37,15 @@ from tests.unit.support import ROOT
 GIB = 1 << 30
 # as nvidia-smi shows an RTX PRO 6000
 BIG = "97887 MiB"
-NO_MACHINE = Machine(*[unknown("nobody looked")] * 4)
+NO_MACHINE = PreflightMachine(*[unknown("nobody looked")] * 4)
 
 
-def machine(count: int = 2, used: list[int] | None = None, **fields: Any) -> Machine:
-    facts = gather(blackwell(count, **fields))
-    return Machine(facts, used if used is not None else [0] * count, "", 0)
+def machine(count: int = 2, used: list[int] | None = None, **fields: Any) -> PreflightMachine:
+    facts = gather_facts(blackwell(count, **fields))
+    return PreflightMachine(facts, used if used is not None else [0] * count, "", 0)
 
 
-def plan(recipe: Recipe, **changes: Any) -> Plan:
+def plan(recipe: Recipe, **changes: Any) -> PlannedStart:
     values: dict[str, Any] = {
         "recipe": recipe,
         "port": free_port(),
@@ -53,7 +53,7 @@ def plan(recipe: Recipe, **changes: Any) -> Plan:
         "weights": WeightsFolder(Path("/nowhere")),
         "cuda": "13.0",
     }
-    return Plan(**{**values, **changes})
+    return PlannedStart(**{**values, **changes})
 
 
 def free_port() -> int:
@@ -62,7 +62,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def verdicts(name: str, plan: Plan, machine: Machine = NO_MACHINE) -> list[str]:
+def verdicts(name: str, plan: PlannedStart, machine: PreflightMachine = NO_MACHINE) -> list[str]:
     return [row.verdict for row in CHECKS[name](plan, machine)]
 
 
@@ -107,7 +107,7 @@ def test_cards_as_the_recipe_says_pass() -> None:
         (two_cards(memory_gib=999), machine()),
     ],
 )
-def test_too_few_other_or_smaller_cards_fail(recipe: Recipe, machine: Machine) -> None:
+def test_too_few_other_or_smaller_cards_fail(recipe: Recipe, machine: PreflightMachine) -> None:
     assert "failed" in verdicts("cards", plan(recipe), machine)
 
 
@@ -155,7 +155,7 @@ def test_kernels_of_an_image_that_is_not_built_are_unknown() -> None:
     assert verdicts("gate", plan(two_cards())) == ["unknown"]
 
 
-def placed(*nodes: int, **outputs: str) -> Machine:
+def placed(*nodes: int, **outputs: str) -> PreflightMachine:
     """Cards that hang on these nodes."""
     files = {f"{PCI}/0000:{i + 1:02x}:00.0/numa_node": f"{n}\n" for i, n in enumerate(nodes)}
     capture = changed(blackwell(len(nodes)), files=files, outputs=outputs)
@@ -182,7 +182,9 @@ def test_cards_on_one_node_pass_where_the_recipe_counts_on_it() -> None:
         (NO_MACHINE, "unknown"),
     ],
 )
-def test_cards_on_two_nodes_or_on_nobody_knows_which_do_not(found: Machine, verdict: str) -> None:
+def test_cards_on_two_nodes_or_on_nobody_knows_which_do_not(
+    found: PreflightMachine, verdict: str
+) -> None:
     together = plan(two_cards(same_numa_node=True))
     assert verdicts("topology", together, found) == [verdict]
 
@@ -202,7 +204,9 @@ def test_peers_that_the_driver_claims_pass_and_are_called_a_claim() -> None:
         (NO_MACHINE, "unknown"),
     ],
 )
-def test_peers_that_it_refuses_or_does_not_name_do_not(found: Machine, verdict: str) -> None:
+def test_peers_that_it_refuses_or_does_not_name_do_not(
+    found: PreflightMachine, verdict: str
+) -> None:
     reached = plan(two_cards(peer_to_peer=True))
     assert verdicts("topology", reached, found) == [verdict]
 
@@ -226,7 +230,7 @@ def test_too_few_hugepages_fail_and_uncounted_ones_are_unknown() -> None:
 
 def fitting(**changes: Any) -> FitPlan:
     kimi = Recipes([ROOT / "recipes"]).read("kimi-k26-vllm-8x")
-    found = find_model(kimi, None, Checkout(ROOT))
+    found = find_served_model(kimi, None, Checkout(ROOT))
     return replace(plan_fit(kimi, Overrides(), found), **changes)
 
 
@@ -249,7 +253,7 @@ def test_a_model_that_has_room_on_each_card_passes() -> None:
     ],
 )
 def test_a_model_without_room_fails_and_one_that_nobody_knows_is_unknown(
-    fit: FitPlan | None, found: Machine, verdict: str
+    fit: FitPlan | None, found: PreflightMachine, verdict: str
 ) -> None:
     assert verdicts("fit", plan(two_cards(cards=8), fit=fit), found) == [verdict]
 
@@ -334,7 +338,7 @@ def test_a_fit_that_cannot_be_calculated_is_said_and_stops_nothing(
             require_ready([unread, other])
 
 
-def on_processor(vendor: str, family: str) -> Machine:
+def on_processor(vendor: str, family: str) -> PreflightMachine:
     text = (
         f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel name\t: Some CPU\n"
     )
@@ -356,7 +360,7 @@ def test_the_nccl_of_zen_5_is_served_on_zen_5() -> None:
         (NO_MACHINE, "unknown", ""),
     ],
 )
-def test_on_another_processor_it_is_not(found: Machine, verdict: str, why: str) -> None:
+def test_on_another_processor_it_is_not(found: PreflightMachine, verdict: str, why: str) -> None:
     (row,) = CHECKS["processor"](plan(two_cards(processor="amd-zen-5")), found)
     assert row.verdict == verdict
     assert why in row.why
@@ -367,7 +371,9 @@ def passing_and_failing(name: str) -> tuple[list[RuleResult], list[RuleResult]]:
     one = two_cards(same_numa_node=True, peer_to_peer=True, hugepages_gib=2)
     host = two_cards(host_memory_gib=1, numa_nodes=1)
     good, bad = machine(), machine(1, [40 * GIB], product_name="NVIDIA H200")
-    cases: dict[str, tuple[tuple[Plan, Machine], tuple[Plan, Machine]]] = {
+    cases: dict[
+        str, tuple[tuple[PlannedStart, PreflightMachine], tuple[PlannedStart, PreflightMachine]]
+    ] = {
         "port": ((plan(one), good), (plan(one), replace(good, port_problem="is taken"))),
         "image": ((plan(one), good), (plan(one, image_is_built=False), good)),
         "flags": ((plan(one), good), (plan(one, flags=("--x: unknown",)), good)),

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.images.engine import print_flags
 from pipeline.images.engine.parser_flags import FlagSpec
-from pipeline.images.engine.print_flags import Program, describe
+from pipeline.images.engine.print_flags import Program, describe_parser
 
 
 def size(value: str) -> int:
@@ -52,7 +52,7 @@ def settings_reader() -> Callable[[str], Any]:
 def described(*names: str, **options: Any) -> FlagSpec:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument(*names, **options)
-    ((_, flag),) = describe(parser)["flags"].items()
+    ((_, flag),) = describe_parser(parser)["flags"].items()
     return FlagSpec.model_validate(flag)
 
 
@@ -111,7 +111,7 @@ def test_flags_that_exclude_each_other_and_plain_words_are_told() -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--a", action="store_true")
     group.add_argument("--b", action="store_true")
-    found = describe(parser)
+    found = describe_parser(parser)
     assert found["exclusive"] == [["--a", "--b"]]
     assert found["plain_words"] == 1
 

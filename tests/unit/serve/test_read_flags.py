@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.artifacts.containers.box import Box, Kind, Limits, Running
+from pipeline.artifacts.containers.box import Box, Kind, Running, StepLimits
 from pipeline.core.errors import ParserUnreadable, SpecInvalid
 from pipeline.images.assemble.plan import plan_image
 from pipeline.images.engine import read_flags
@@ -73,7 +73,7 @@ class Written:
 
 
 def described(tmp_path: Path, result: bytes | None, code: int = 0) -> dict[str, Any]:
-    limits = Limits(cpus=1, memory_bytes=1 << 30, silent_s=10)
+    limits = StepLimits(cpus=1, memory_bytes=1 << 30, silent_s=10)
     box = Box(tmp_path, "engine:1", {"/build": tmp_path}, {}, limits, tmp_path)
     return read_flags._described(Written(result, code), box, PARSER)
 

@@ -22,15 +22,15 @@ from pipeline.serving.serve import start as start_module
 from pipeline.serving.serve.attempts import AttemptList, Begun, Ended
 from pipeline.serving.serve.preflight import CHECKS
 from pipeline.serving.serve.run import (
-    Job,
+    ServeJob,
     attempts_of,
     find_served,
-    kept,
+    kept_attempt,
     new_attempt,
     recipe_digest,
-    serve,
+    serve_launch,
     status_of,
-    stop,
+    stop_container,
 )
 from pipeline.serving.serve.weights import tiny_weights
 from tests.unit.serve.fake_engine import BUILT, RECORD, FakeEngine, answering, digest
@@ -48,13 +48,13 @@ def store(tmp_path: Path) -> Store:
     return open_store(tmp_path / "store")
 
 
-def job(store: Store, port: int, **changes: Any) -> Job:
+def job(store: Store, port: int, **changes: Any) -> ServeJob:
     """The port is that of a test's own server, so it is not free."""
     tiny = recipe()
     weights = tiny_weights(store, tiny)
     overrides = Overrides(port=port)
     launch = plan_launch(tiny, overrides, weights=str(weights.folder), digest=RECORD.digest)
-    made = Job(
+    made = ServeJob(
         recipe=tiny,
         port=port,
         image_is_built=True,
@@ -76,7 +76,7 @@ def test_what_is_served_is_kept_as_an_attempt_with_all_of_its_digests(store: Sto
     engine = FakeEngine()
     with answering(["tiny"]) as port:
         todo = job(store, port)
-        serve(engine, store, todo, new_attempt(todo))
+        serve_launch(engine, store, todo, new_attempt(todo))
     (attempt,) = attempts_of(store).read().attempts
     assert attempt.outcome == "serving"
     assert attempt.begun.image_digest == RECORD.digest
@@ -95,7 +95,7 @@ def test_the_digest_of_a_recipe_moves_with_every_field() -> None:
 def test_a_failed_start_is_kept_with_its_reason(store: Store) -> None:
     todo = job(store, 1)
     with pytest.raises(StartFailed):
-        serve(FakeEngine(ends_with=2, log=[b"bad flag\n"]), store, todo, new_attempt(todo))
+        serve_launch(FakeEngine(ends_with=2, log=[b"bad flag\n"]), store, todo, new_attempt(todo))
     ((outcome, failure),) = outcomes(store)
     assert outcome == "failed"
     assert failure == "StartFailed: tiny-cpu: the engine ended (2): bad flag"
@@ -106,7 +106,7 @@ def test_a_machine_that_is_not_ready_starts_nothing_and_is_kept(store: Store) ->
     with answering(["tiny"]) as port:
         todo = job(store, port, skipped=())
         with pytest.raises(PreflightFailed):
-            serve(engine, store, todo, new_attempt(todo))
+            serve_launch(engine, store, todo, new_attempt(todo))
     assert not engine.created
     assert outcomes(store)[0][0] == "failed"
 
@@ -123,7 +123,7 @@ def test_the_recipe_that_holds_the_port_is_named(
         engine.put("sm120-other", {"sm120.recipe": "other", "sm120.port": held})
         todo = job(store, port, skipped=())
         with pytest.raises(PreflightFailed) as caught:
-            serve(engine, store, todo, new_attempt(todo))
+            serve_launch(engine, store, todo, new_attempt(todo))
     text = f"{caught.value} {caught.value.hint} {capsys.readouterr().err}"
     assert ("other is served there" in text, "sm120 recipe stop other" in text) == (named, named)
 
@@ -135,7 +135,7 @@ def test_ctrl_c_is_kept_as_such(store: Store, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(start_module, "is_healthy", stopped)
     engine, todo = FakeEngine(), job(store, 1)
     with pytest.raises(Interrupted, match="stopped"):
-        serve(engine, store, todo, new_attempt(todo))
+        serve_launch(engine, store, todo, new_attempt(todo))
     assert outcomes(store)[0][0] == "interrupted"
     assert not engine.known
 
@@ -150,10 +150,10 @@ def test_a_disk_that_is_full_at_the_end_takes_neither_the_result_nor_the_reason(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     attempts, begun = _FullAtItsEnd(store.root / "attempts"), new_attempt(job(store, 1))
-    with kept(attempts, begun, "serving"):
+    with kept_attempt(attempts, begun, "serving"):
         pass
     assert "is not kept: no space left" in capsys.readouterr().err
-    with pytest.raises(StartFailed, match="the reason"), kept(attempts, begun, "serving"):
+    with pytest.raises(StartFailed, match="the reason"), kept_attempt(attempts, begun, "serving"):
         raise StartFailed("the reason")
 
 
@@ -161,13 +161,19 @@ def test_a_disk_that_is_full_at_the_end_takes_neither_the_result_nor_the_reason(
 def test_a_climb_that_is_stopped_is_kept_in_the_same_words(
     store: Store, error: BaseException
 ) -> None:
-    with pytest.raises(type(error)), kept(attempts_of(store), new_attempt(job(store, 1)), "passed"):
+    with (
+        pytest.raises(type(error)),
+        kept_attempt(attempts_of(store), new_attempt(job(store, 1)), "passed"),
+    ):
         raise error
     assert outcomes(store) == [("interrupted", "stopped")]
 
 
 def test_a_defect_of_ours_is_kept_as_a_failure(store: Store) -> None:
-    with pytest.raises(ValueError), kept(attempts_of(store), new_attempt(job(store, 1)), "passed"):
+    with (
+        pytest.raises(ValueError),
+        kept_attempt(attempts_of(store), new_attempt(job(store, 1)), "passed"),
+    ):
         raise ValueError("no such number")
     assert outcomes(store) == [("failed", "ValueError: no such number")]
 
@@ -177,11 +183,11 @@ def test_an_image_that_is_not_built_and_a_folder_that_is_not_named_start_nothing
 ) -> None:
     unbuilt = job(store, 1, record=None, skipped=[*CHECKS])
     with pytest.raises(UnknownImage):
-        serve(FakeEngine(), store, unbuilt, new_attempt(unbuilt))
+        serve_launch(FakeEngine(), store, unbuilt, new_attempt(unbuilt))
     bare = plan_launch(recipe(), Overrides(), weights="")
     unnamed = job(store, 1, launch=bare, weights=None, skipped=[*CHECKS])
     with pytest.raises(WeightsUnknown, match="no folder is named for /models"):
-        serve(FakeEngine(), store, unnamed, new_attempt(unnamed))
+        serve_launch(FakeEngine(), store, unnamed, new_attempt(unnamed))
 
 
 def test_a_recipe_that_is_served_already_is_said_before_its_own_port_is_blamed(
@@ -192,15 +198,15 @@ def test_a_recipe_that_is_served_already_is_said_before_its_own_port_is_blamed(
     with answering(["tiny"]) as port:
         todo = job(store, port, skipped=())
         with pytest.raises(AlreadyServed):
-            serve(engine, store, todo, new_attempt(todo))
+            serve_launch(engine, store, todo, new_attempt(todo))
 
 
 def test_stopping_removes_the_container_and_ends_the_attempt(store: Store) -> None:
     engine = FakeEngine()
     with answering(["tiny"]) as port:
         todo = job(store, port)
-        serve(engine, store, todo, new_attempt(todo))
-    assert stop(engine, store, find_served(engine, "tiny-cpu"), 7) >= 0
+        serve_launch(engine, store, todo, new_attempt(todo))
+    assert stop_container(engine, store, find_served(engine, "tiny-cpu"), 7) >= 0
     assert engine.stopped == [("sm120-tiny-cpu", 7)]
     assert not engine.known
     assert outcomes(store) == [("stopped", "")]
@@ -209,7 +215,7 @@ def test_stopping_removes_the_container_and_ends_the_attempt(store: Store) -> No
 def test_a_container_of_another_store_is_stopped_without_an_entry(store: Store) -> None:
     engine = FakeEngine()
     engine.put("sm120-tiny-cpu", {"sm120.recipe": "tiny-cpu", "sm120.attempt": "no id"})
-    stop(engine, store, find_served(engine, "tiny-cpu"), 1)
+    stop_container(engine, store, find_served(engine, "tiny-cpu"), 1)
     assert outcomes(store) == []
 
 

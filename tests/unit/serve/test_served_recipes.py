@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.core.model import Engine
 from pipeline.serving.recipe.find import Recipes
-from pipeline.serving.recipe.model import Card
+from pipeline.serving.recipe.model import RecipeCard
 from pipeline.serving.serve.log_reader import STAGES
 from pipeline.serving.serve.preflight import CARD_NAMES
 from tests.unit.support import ROOT
@@ -33,7 +33,9 @@ def test_the_fallbacks_of_a_shipped_recipe_are_there_and_have_an_end(name: str) 
 
 def test_every_card_that_a_recipe_may_name_is_known_by_nvidia_smi_s_name() -> None:
     cards = {
-        name for kind in get_args(Card.model_fields["card"].annotation) for name in get_args(kind)
+        name
+        for kind in get_args(RecipeCard.model_fields["card"].annotation)
+        for name in get_args(kind)
     }
     assert cards == set(CARD_NAMES)
 

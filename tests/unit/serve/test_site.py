@@ -121,7 +121,7 @@ def test_where_the_other_end_goes_away_the_container_is_removed(place: Path, dat
     os.write(writer, data)
     os.close(writer)
     with unix_server(place, container(), seen), replaced_stdin(reader):
-        guard.main("docker", str(place), NAME, ATTEMPT)
+        guard.guard_main("docker", str(place), NAME, ATTEMPT)
     assert seen == ["/containers/f00?force=true&v=true"]
 
 
@@ -146,7 +146,7 @@ def test_where_the_other_end_falls_silent_the_container_is_removed(
     seen: list[str] = []
     reader, writer = os.pipe()
     with unix_server(place, container(), seen), replaced_stdin(reader):
-        guard.main("docker", str(place), NAME, ATTEMPT)
+        guard.guard_main("docker", str(place), NAME, ATTEMPT)
     os.close(writer)
     assert len(seen) == 1
 

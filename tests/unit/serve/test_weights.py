@@ -13,7 +13,7 @@ from pipeline.core.model import sha256_of
 from pipeline.serving.recipe.launch import Overrides, plan_launch, with_whole_repositories
 from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.recipe.tiny import tiny_gguf
-from pipeline.serving.serve.preflight import CHECKS, Machine, Plan
+from pipeline.serving.serve.preflight import CHECKS, PlannedStart, PreflightMachine
 from pipeline.serving.serve.weights import WeightsFolder, find_weights, tiny_weights
 from pipeline.weights.disk import receipt
 from tests.unit.serve.recipes import recipe
@@ -93,8 +93,8 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def checked(weights: WeightsFolder) -> str:
     nobody = unknown("nobody looked")
-    plan = Plan(kimi(), port=1, image_is_built=True, weights=weights, cuda=None)
-    (row,) = CHECKS["weights"](plan, Machine(nobody, nobody, nobody, nobody))
+    plan = PlannedStart(kimi(), port=1, image_is_built=True, weights=weights, cuda=None)
+    (row,) = CHECKS["weights"](plan, PreflightMachine(nobody, nobody, nobody, nobody))
     return row.verdict
 
 

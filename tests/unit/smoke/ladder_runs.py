@@ -7,10 +7,10 @@ import contextlib
 import io
 
 from pipeline.core.net.wire import Address
-from pipeline.serving.smoke.client import Client, Unsound
+from pipeline.serving.smoke.client import ChatClient, Unsound
 from pipeline.serving.smoke.ladder import climb
-from pipeline.serving.smoke.model import Limits, SmokePlan, SmokeResult
-from pipeline.serving.smoke.session import Baseline, Session, record_baseline
+from pipeline.serving.smoke.model import ChatLimits, SmokePlan, SmokeResult
+from pipeline.serving.smoke.session import Baseline, SmokeSession, record_baseline
 from tests.testbed.model_server import ModelServer, listening
 
 PLAN = SmokePlan(
@@ -24,7 +24,7 @@ PLAN = SmokePlan(
     prefix_tokens=600,
     pressure_prompts=8,
     answer_tokens=256,
-    limits=Limits(first_token_s=1.5, request_s=30.0),
+    limits=ChatLimits(first_token_s=1.5, request_s=30.0),
 )
 
 
@@ -39,8 +39,8 @@ def run_here(program: str) -> str:
     return out.getvalue()
 
 
-def open_session(url: str, plan: SmokePlan) -> Session:
-    return Session(Client(Address.read(url), plan.limits), plan, run_here)
+def open_session(url: str, plan: SmokePlan) -> SmokeSession:
+    return SmokeSession(ChatClient(Address.read(url), plan.limits), plan, run_here)
 
 
 async def _ladder_result(

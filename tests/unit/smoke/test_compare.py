@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from pipeline.serving.smoke.chat import Answer, Token, logprobs_fault
-from pipeline.serving.smoke.compare import Difference, Reference, compare, tally
+from pipeline.serving.smoke.chat import ChatAnswer, Token, logprobs_fault
+from pipeline.serving.smoke.compare import AnswerReference, TextDifference, compare_answers, tally
 from pipeline.serving.smoke.model import Exchange, Tolerance
 
 TOLERANCE = Tolerance()
-BASE = Reference(
+BASE = AnswerReference(
     "The sky is blue",
     (
         Token("The", -0.1, (("The", -0.1), ("A", -0.3))),
@@ -22,11 +22,11 @@ BASE = Reference(
 )
 
 
-def _answer(text: str, finish: str = "stop") -> Answer:
+def _answer(text: str, finish: str = "stop") -> ChatAnswer:
     exchange = Exchange(
         number=0, check="", method="POST", path="/", request="", status=200, answer="", seconds=0
     )
-    return Answer(text, "", (), finish, "m", None, (), exchange, 0.0, False)
+    return ChatAnswer(text, "", (), finish, "m", None, (), exchange, 0.0, False)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def _answer(text: str, finish: str = "stop") -> Answer:
 def test_the_first_difference_is_judged_by_the_references_own_probabilities(
     text: str, kind: str
 ) -> None:
-    assert compare(BASE, _answer(text), TOLERANCE).kind == kind
+    assert compare_answers(BASE, _answer(text), TOLERANCE).kind == kind
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_where_both_are_cut_one_may_be_longer(
 ) -> None:
     # llama.cpp with a draft model ends a full context some tokens earlier
     base = BASE._replace(is_cut=is_cut)
-    assert compare(base, _answer(text, finish), TOLERANCE).kind == kind
+    assert compare_answers(base, _answer(text, finish), TOLERANCE).kind == kind
 
 
-FULL_STOP = Reference(
+FULL_STOP = AnswerReference(
     "It rains.",
     (
         Token("It rains", -0.1, (("It rains", -0.1), ("It snows", -4.0))),
@@ -82,32 +82,33 @@ FULL_STOP = Reference(
 
 
 def test_an_end_that_is_as_probable_as_going_on_is_a_tie() -> None:
-    assert compare(FULL_STOP, _answer("It rains"), TOLERANCE).kind == "tie"
+    assert compare_answers(FULL_STOP, _answer("It rains"), TOLERANCE).kind == "tie"
 
 
 @pytest.mark.parametrize("text", ["It rains today", "It", "It rains zzz"])
 def test_an_end_that_could_have_been_is_no_leave_for_other_words(text: str) -> None:
-    assert compare(FULL_STOP, _answer(text), TOLERANCE).kind == "drift"
+    assert compare_answers(FULL_STOP, _answer(text), TOLERANCE).kind == "drift"
 
 
 def test_an_end_of_which_nothing_is_known_is_a_near_miss() -> None:
-    unsure = Reference("a b", (Token("a", -0.1, ()), Token(" b", -1.0, ((" b", -1.0),))))
-    assert compare(unsure, _answer("a"), TOLERANCE).kind == "near"
+    unsure = AnswerReference("a b", (Token("a", -0.1, ()), Token(" b", -1.0, ((" b", -1.0),))))
+    assert compare_answers(unsure, _answer("a"), TOLERANCE).kind == "near"
 
 
 def test_the_same_text_with_another_finish_reason_is_drift() -> None:
     base = BASE._replace(finish="stop")
-    assert compare(base, _answer(BASE.text), TOLERANCE).kind == "equal"
+    assert compare_answers(base, _answer(BASE.text), TOLERANCE).kind == "equal"
     assert (
-        "'length', 'stop' alone" in compare(base, _answer(BASE.text, "length"), TOLERANCE).message
+        "'length', 'stop' alone"
+        in compare_answers(base, _answer(BASE.text, "length"), TOLERANCE).message
     )
 
 
-def _thought(reasoning: str, text: str) -> Answer:
+def _thought(reasoning: str, text: str) -> ChatAnswer:
     return dataclasses.replace(_answer(text), reasoning=reasoning)
 
 
-THOUGHT = Reference(
+THOUGHT = AnswerReference(
     "Let me count: fourThe answer is 4",
     (
         Token("<think>\n", -0.1, ()),
@@ -135,31 +136,34 @@ THOUGHT = Reference(
 def test_reasoning_is_judged_although_its_marks_are_taken_out(
     reasoning: str, text: str, kind: str
 ) -> None:
-    assert compare(THOUGHT, _thought(reasoning, text), TOLERANCE).kind == kind
+    assert compare_answers(THOUGHT, _thought(reasoning, text), TOLERANCE).kind == kind
 
 
 def test_without_logprobs_a_difference_is_not_judged() -> None:
-    assert compare(Reference("a b", ()), _answer("a c"), TOLERANCE).kind == "unjudged"
+    assert compare_answers(AnswerReference("a b", ()), _answer("a c"), TOLERANCE).kind == "unjudged"
 
 
 def test_tokens_may_have_marks_that_a_parser_took_out() -> None:
-    marked = Reference("blue", (Token("<think>", -0.1, ()), *BASE.tokens[3:]))
-    assert compare(Reference(" blue", marked.tokens), _answer(" grey"), TOLERANCE).kind == "drift"
+    marked = AnswerReference("blue", (Token("<think>", -0.1, ()), *BASE.tokens[3:]))
+    assert (
+        compare_answers(AnswerReference(" blue", marked.tokens), _answer(" grey"), TOLERANCE).kind
+        == "drift"
+    )
 
 
 def test_one_near_miss_is_allowed_and_two_of_ten_are_not() -> None:
-    equal, near = Difference("equal"), Difference("near", "close")
+    equal, near = TextDifference("equal"), TextDifference("near", "close")
     assert tally([near, *[equal] * 9], TOLERANCE)[1] == ""
     assert "2 near misses; close" in tally([near, near, *[equal] * 8], TOLERANCE)[1]
 
 
 def test_one_drift_of_a_thousand_is_a_fault() -> None:
-    differences = [Difference("drift", "far")] + [Difference("tie")] * 999
+    differences = [TextDifference("drift", "far")] + [TextDifference("tie")] * 999
     assert "1 drift; far" in tally(differences, TOLERANCE)[1]
 
 
 def test_many_differences_that_nobody_can_judge_are_a_fault() -> None:
-    differences = [Difference("unjudged", "x")] * 4 + [Difference("equal")] * 4
+    differences = [TextDifference("unjudged", "x")] * 4 + [TextDifference("equal")] * 4
     assert tally(differences, TOLERANCE)[1]
     assert not tally(differences[2:], TOLERANCE.model_copy(update={"unjudged_share": 0.5}))[1]
 

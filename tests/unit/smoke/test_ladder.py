@@ -10,13 +10,13 @@ import pytest
 
 from pipeline.core.errors import InputInvalid
 from pipeline.core.model import sha256_of
-from pipeline.images.gate.runs import EXCHANGES, RESULT, Run
+from pipeline.images.gate.runs import EXCHANGES, RESULT, ImageRun
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import context_of
 from pipeline.serving.recipe.model import RecipeFile
 from pipeline.serving.smoke.ladder import LADDER, as_run, climb, keep_climb
 from pipeline.serving.smoke.model import SmokePlan, SmokeResult, plan_for, quick
-from pipeline.serving.smoke.session import Baseline, Session, read_baseline, write_baseline
+from pipeline.serving.smoke.session import Baseline, SmokeSession, read_baseline, write_baseline
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import Asked, Fault, ModelServer, listening
 from tests.unit.smoke.ladder_runs import PLAN, ladder_result, open_session, recorded
@@ -25,8 +25,8 @@ from tests.unit.support import ROOT
 SHORT = LADDER[:2]
 
 
-def _short_run(server: ModelServer, plan: SmokePlan = PLAN) -> tuple[SmokeResult, Session]:
-    async def run() -> tuple[SmokeResult, Session]:
+def _short_run(server: ModelServer, plan: SmokePlan = PLAN) -> tuple[SmokeResult, SmokeSession]:
+    async def run() -> tuple[SmokeResult, SmokeSession]:
         async with listening(server) as url:
             session = open_session(url, plan)
             return await climb(session, url, SHORT, say=lambda _: None), session
@@ -34,7 +34,7 @@ def _short_run(server: ModelServer, plan: SmokePlan = PLAN) -> tuple[SmokeResult
     return asyncio.run(run())
 
 
-def _run(result: SmokeResult, session: Session, inputs: dict[str, str]) -> Run:
+def _run(result: SmokeResult, session: SmokeSession, inputs: dict[str, str]) -> ImageRun:
     exchanges = session.client.exchanges
     return as_run(result, exchanges, recipe="small", inputs=inputs, machine={"engine": "docker"})
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.net.wire import Address, Raw
-from pipeline.serving.smoke.client import Client, Gone, Unsound, read_events
+from pipeline.serving.smoke.client import ChatClient, Gone, Unsound, read_events
 from pipeline.serving.smoke.ladder import exchanges_file
-from pipeline.serving.smoke.model import Limits
+from pipeline.serving.smoke.model import ChatLimits
 from tests.testbed.hostile import CHUNKED, OK, Script, body, forever, hostile_server, sends
 
 BOM = b"\xef\xbb\xbf"
@@ -29,9 +29,9 @@ def test_a_byte_order_mark_within_a_stream_is_data() -> None:
     assert [value for _, value in read_events(raw, has_done=True)] == [b"1"]
 
 
-def get(script: Script, key: str = "") -> Client:
+def get(script: Script, key: str = "") -> ChatClient:
     with hostile_server(script) as url:
-        client = Client(Address.read(url), Limits(request_s=5.0), {"Authorization": key})
+        client = ChatClient(Address.read(url), ChatLimits(request_s=5.0), {"Authorization": key})
         try:
             asyncio.run(client.get("/v1/models"))
         except Unsound as error:

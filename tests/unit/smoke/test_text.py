@@ -8,7 +8,7 @@ from pipeline.serving.smoke.compare import corruption
 from pipeline.serving.smoke.tasks import (
     PERSON,
     PERSON_SCHEMA,
-    Question,
+    SmokeQuestion,
     code_in,
     haystack,
     violation,
@@ -96,12 +96,12 @@ def test_signs_and_single_letters_are_no_word(text: str) -> None:
     "text", ["113", "It is 113.", "29 + 84 = 113", "**113**", "1,113 - 1,000 = 113"]
 )
 def test_a_right_answer_ends_with_the_number(text: str) -> None:
-    assert Question("", "113").is_right(text)
+    assert SmokeQuestion("", "113").is_right(text)
 
 
 @pytest.mark.parametrize("text", ["", "114", "113 or 114", "1130", "-113", "one hundred"])
 def test_a_wrong_answer_does_not(text: str) -> None:
-    assert not Question("", "113").is_right(text)
+    assert not SmokeQuestion("", "113").is_right(text)
 
 
 def test_code_is_taken_out_of_its_block() -> None:

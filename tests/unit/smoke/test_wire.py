@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from pipeline.core.errors import InputInvalid
-from pipeline.core.net.wire import Address, Lost, Raw, send
+from pipeline.core.net.wire import Address, AnswerLost, Raw, send
 from pipeline.serving.smoke.client import Unsound, read_events
 
 
@@ -82,18 +82,18 @@ def test_a_note_that_an_answer_follows_is_not_the_answer() -> None:
     ],
 )
 def test_what_is_no_whole_answer_is_lost_with_the_reason(answer: list[bytes], why: str) -> None:
-    with pytest.raises(Lost, match=why):
+    with pytest.raises(AnswerLost, match=why):
         _sent(answer)
 
 
 def test_a_server_that_says_nothing_is_left_after_the_limit() -> None:
-    with pytest.raises(Lost, match=r"within 0\.05 s"):
+    with pytest.raises(AnswerLost, match=r"within 0\.05 s"):
         _sent([], limit_s=0.05)
 
 
 def test_nobody_there_is_said_so() -> None:
     address = Address.read("http://127.0.0.1:9")
-    with pytest.raises(Lost, match="no server listens"):
+    with pytest.raises(AnswerLost, match="no server listens"):
         asyncio.run(send(address, "GET", "/", b"", {}, limit_s=5, most_bytes=10))
 
 

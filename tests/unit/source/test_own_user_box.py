@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from pipeline.artifacts.containers import box as boxes
-from pipeline.artifacts.containers.box import Box, Limits, Running, run_step
+from pipeline.artifacts.containers.box import Box, Running, StepLimits, run_step
 from pipeline.artifacts.containers.podman import Podman
 from pipeline.core import proc
 from tests.unit.docker_sdk import Asked, docker_on
 
-LIMITS = Limits(cpus=2, memory_bytes=1 << 30, silent_s=60.0)
+LIMITS = StepLimits(cpus=2, memory_bytes=1 << 30, silent_s=60.0)
 CALLER = f"{os.geteuid()}:{os.getegid()}"
 
 

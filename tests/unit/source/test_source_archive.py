@@ -21,7 +21,7 @@ from pipeline.core.errors import (
 )
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.images.source import archive
-from pipeline.images.source.archive import add_files, apply_patches, unpack
+from pipeline.images.source.archive import add_files, apply_patches, unpack_source
 from pipeline.images.spec.source import ArchiveSpec, SourceSpec
 
 Member = tuple[str, dict[str, Any], bytes]
@@ -53,7 +53,7 @@ def opened(tmp_path: Path) -> Callable[..., archive.Unpacked]:
         path = tmp_path / "source.tar"
         path.write_bytes(data)
         wanted = ArchiveSpec.model_validate({"file": "source.tar", **spec})
-        return unpack(path, wanted, tmp_path / "tree", "source.tar")
+        return unpack_source(path, wanted, tmp_path / "tree", "source.tar")
 
     return run
 

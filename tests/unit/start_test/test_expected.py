@@ -11,7 +11,12 @@ from pipeline.core.yaml_file import read_yaml
 from pipeline.images.assemble.plan import plan_image
 from pipeline.images.engine.parser_flags import find_parser_flags, flags_folder
 from pipeline.images.spec.checkout import Checkout
-from pipeline.images.start_test.expected import OPTIONAL, OptionalLibraries, Wanted, wanted_of
+from pipeline.images.start_test.expected import (
+    OPTIONAL,
+    OptionalLibraries,
+    StartExpectations,
+    wanted_of,
+)
 from pipeline.images.start_test.inside.check import CHECKS
 from tests.unit.support import ROOT
 
@@ -35,7 +40,7 @@ def config_of(name: str, platform: str) -> ImageConfig:
     return ImageConfig.model_validate(body)
 
 
-def wanted(name: str, platform: str = "linux/amd64", **more: Any) -> Wanted:
+def wanted(name: str, platform: str = "linux/amd64", **more: Any) -> StartExpectations:
     flags = (
         find_parser_flags(flags_folder(CHECKOUT), "vllm", name) if more.pop("flags", 0) else None
     )

@@ -19,7 +19,7 @@ import pytest
 
 from pipeline.images.start_test.expected import DRIVER
 from pipeline.images.start_test.inside import check, libraries
-from pipeline.images.start_test.inside.check import Broken, Row, one
+from pipeline.images.start_test.inside.check import CheckFailed, Row, one
 from tests.unit.start_test.elf_file import write_elf
 
 
@@ -201,15 +201,15 @@ def test_a_parser_must_know_what_recipes_are_checked_against(
     [
         ("usage: vllm serve", "passed"),
         ("nothing of use", "failed"),
-        (Broken("vllm: exit code 1: RuntimeError: Failed to infer device type"), "skipped"),
-        (Broken("vllm: exit code 1: ImportError: libfoo.so"), "failed"),
+        (CheckFailed("vllm: exit code 1: RuntimeError: Failed to infer device type"), "skipped"),
+        (CheckFailed("vllm: exit code 1: ImportError: libfoo.so"), "failed"),
     ],
 )
 def test_what_an_image_runs_by_itself_prints_its_help(
-    monkeypatch: pytest.MonkeyPatch, output: str | Broken, verdict: str
+    monkeypatch: pytest.MonkeyPatch, output: str | CheckFailed, verdict: str
 ) -> None:
     def run(*_: Any, **__: Any) -> str:
-        if isinstance(output, Broken):
+        if isinstance(output, CheckFailed):
             raise output
         return output
 
@@ -223,7 +223,7 @@ def test_a_compiler_that_is_missing_or_fails_is_caught(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     def run(*_: Any) -> str:
-        raise Broken("gcc: No such file or directory")
+        raise CheckFailed("gcc: No such file or directory")
 
     (tmp_path / "backends/nvidia/bin").mkdir(parents=True)
     (tmp_path / "backends/nvidia/bin/ptxas").write_text("")

@@ -16,7 +16,7 @@ from pipeline.artifacts.containers.box import Box, Kind, Running
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import StepFailed
 from pipeline.images.assemble.image import Built
-from pipeline.images.gate.runs import Run
+from pipeline.images.gate.runs import ImageRun
 from pipeline.images.start_test import prove
 from pipeline.images.start_test.inside.check import MARK
 from pipeline.images.start_test.prove import (
@@ -75,12 +75,12 @@ def every(box: Box, verdict: str = "passed") -> list[str]:
     return [line(check, verdict) for check in wanted["checks"]]
 
 
-def proved(world: tuple[Store, Built], script: Script) -> Run:
+def proved(world: tuple[Store, Built], script: Script) -> ImageRun:
     store, built = world
     return prove_start(store, built, FakeWay(script), None)
 
 
-def failed(run: Run) -> dict[str, str]:
+def failed(run: ImageRun) -> dict[str, str]:
     return {test.name: test.message for test in run.tests if test.verdict == "failed"}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.evidence.statements import bill
 from pipeline.evidence.statements.bill import licences_of
-from pipeline.evidence.statements.inventory import parts_of
+from pipeline.evidence.statements.inventory import package_parts
 from pipeline.evidence.statements.licence import Licence
 from tests.makers import build_in, make_deb, root_image
 from tests.testbed.deb_file import Item, hard_link, symlink
@@ -21,7 +21,7 @@ NOT_THERE = "the image holds no copyright file of it"
 def licence(tmp_path: Path, *items: Item) -> Licence:
     deb = make_deb(tmp_path / "mirror", "tool", *items)
     _, store, built = build_in(tmp_path, root_image([deb]))
-    (licences,) = licences_of(store, parts_of(built)).values()
+    (licences,) = licences_of(store, package_parts(built)).values()
     return licences
 
 

@@ -15,7 +15,12 @@ from pipeline.core.errors import StoreDamaged, UnknownSource
 from pipeline.core.model import sha256_of
 from pipeline.evidence.statements.bill import Bill, bill_of
 from pipeline.evidence.statements.image import image_statements
-from pipeline.evidence.statements.inventory import explain, objects_text, placed_layers, trees_of
+from pipeline.evidence.statements.inventory import (
+    file_origin,
+    objects_origin,
+    placed_layers,
+    trees_of,
+)
 from pipeline.evidence.statements.sbom import cyclonedx, cyclonedx_bytes, spdx, spdx_bytes
 from pipeline.evidence.statements.stated import find_stated, state_image
 from pipeline.images.assemble.image import Built, code_digest
@@ -108,21 +113,21 @@ def test_a_tree_is_stated_by_its_layer_with_steps_and_origin(made: CompiledWorld
 
 
 def test_a_tree_says_where_its_objects_come_from() -> None:
-    text = objects_text({"objects": {"compiled": 3, "kept": 0}})
+    text = objects_origin({"objects": {"compiled": 3, "kept": 0}})
     assert text == "3 objects compiled in this build, none taken from before"
-    text = objects_text({"objects": {"compiled": 1, "kept": 310}})
+    text = objects_origin({"objects": {"compiled": 1, "kept": 310}})
     assert text.startswith("1 object compiled in this build; 310 taken from the object cache")
     brought = {"compiled": 0, "kept": 0, "imported": 311, "manifests": ["sha256:0123456789abcdef"]}
-    text = objects_text({"objects": brought})
+    text = objects_origin({"objects": brought})
     assert "0 objects compiled in this build; 311 brought from another machine" in text
     assert "sha256:0123456789ab…" in text
-    assert "no export named" in objects_text({"objects": {**brought, "manifests": []}})
-    assert "no compiler" in objects_text({"objects": {"compiled": 0, "kept": 0}})
+    assert "no export named" in objects_origin({"objects": {**brought, "manifests": []}})
+    assert "no compiler" in objects_origin({"objects": {"compiled": 0, "kept": 0}})
 
 
 def test_a_tree_from_a_registry_says_whose_word_stands_for_it() -> None:
     taken = {"statement": f"sha256:{'1' * 64}", "signed_by": ["sha256:0123456789abcdef"]}
-    text = objects_text({"objects": {"compiled": 3, "kept": 0}, "taken": taken})
+    text = objects_origin({"objects": {"compiled": 3, "kept": 0}, "taken": taken})
     assert text.startswith("compiled on another machine, by a statement that sha256:0123456789ab…")
     assert text.endswith("there: 3 objects compiled in this build, none taken from before")
 
@@ -190,7 +195,7 @@ def test_a_compiled_layer_that_is_missing_or_misplaced_is_refused(made: Compiled
 
 
 def test_a_compiled_file_is_explained(made: CompiledWorld) -> None:
-    file = explain(made.checkout, made.store, made.built, HELLO)
+    file = file_origin(made.checkout, made.store, made.built, HELLO)
     assert file.origin == "hello (plain), compiled from hello-1.0.tar"
     assert file.package_sha256 == made.tree.lock.archive.sha256
     assert file.patches == (f"images/sources/hello/patches/0001.patch {made.tree.own[1]}",)
@@ -200,8 +205,8 @@ def test_a_compiled_file_is_explained(made: CompiledWorld) -> None:
 
 
 def test_other_files_are_explained_as_ever(made: CompiledWorld) -> None:
-    assert explain(made.checkout, made.store, made.built, "/usr/bin/tool").toolchain is None
-    own = explain(made.checkout, made.store, made.built, "/opt/start.sh")
+    assert file_origin(made.checkout, made.store, made.built, "/usr/bin/tool").toolchain is None
+    own = file_origin(made.checkout, made.store, made.built, "/opt/start.sh")
     assert own.origin == "a file of images/engine"
 
 

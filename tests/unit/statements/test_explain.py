@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import UnknownFile
-from pipeline.evidence.statements.inventory import Origin, explain
+from pipeline.evidence.statements.inventory import Origin, file_origin
 from tests.makers import build_in, make_deb, root_image
 from tests.testbed.deb_file import symlink
 from tests.unit.verify.world import World
@@ -16,7 +16,7 @@ SITE = "opt/venv/lib/python3.11/site-packages"
 
 
 def origin(world: World, path: str) -> Origin:
-    return explain(world.checkout, world.store, world.built, path)
+    return file_origin(world.checkout, world.store, world.built, path)
 
 
 def test_a_file_of_a_wheel(world: World) -> None:
@@ -76,4 +76,4 @@ def test_a_symlink_loop_is_an_error(world: World, tmp_path: Path) -> None:
     deb = make_deb(tmp_path / "mirror", "tool", *round_and_round)
     checkout, store, built = build_in(tmp_path, root_image([deb]))
     with pytest.raises(UnknownFile, match=r"^/usr/share/a: its links lead in a circle"):
-        explain(checkout, store, built, "/usr/share/a")
+        file_origin(checkout, store, built, "/usr/share/a")

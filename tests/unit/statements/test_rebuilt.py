@@ -9,9 +9,9 @@ import pytest
 from pipeline.artifacts.oci.record import Kind
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.errors import NotReproducible, StoreDamaged
-from pipeline.evidence.statements.rebuilt import compare, rebuild
+from pipeline.evidence.statements.rebuilt import compare_builds, rebuild_and_compare
 from pipeline.images.assemble import locked_layers as pinned
-from pipeline.images.assemble.image import Built, build_images
+from pipeline.images.assemble.image import Built, assemble_images
 from pipeline.images.assemble.layer import Entry, with_parents
 from pipeline.images.assemble.plan import LayerPlan
 from tests.makers import (
@@ -42,7 +42,7 @@ class World:
     def again(self) -> Built:
         empty = open_store(self.place / "empty")
         fetcher = folder_fetcher(empty, self.mirror)
-        return rebuild(self.checkout, self.first, self.store, empty, fetcher).second
+        return rebuild_and_compare(self.checkout, self.first, self.store, empty, fetcher).second
 
     def other(self, change: dict[str, bytes]) -> tuple[Store, Built]:
         """The image with other wheel contents, in a store of its own."""
@@ -80,8 +80,10 @@ def test_a_rebuild_that_differs_names_the_file(
         mock.patch.object(pinned, "_workers", threads),
         pytest.raises(NotReproducible, match="/stray is only in the second build"),
     ):
-        rebuild(world.checkout, world.first, world.store, empty, fetcher)
-    assert build_images(world.checkout, world.store, [world.first.plan], lambda: fetcher)[0].cached
+        rebuild_and_compare(world.checkout, world.first, world.store, empty, fetcher)
+    assert assemble_images(world.checkout, world.store, [world.first.plan], lambda: fetcher)[
+        0
+    ].cached
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_the_first_difference_is_named(
     store, second = world.other(change)
     world.place = place
     with pytest.raises(NotReproducible, match=message):
-        compare(world.store, world.first, store, second)
+        compare_builds(world.store, world.first, store, second)
 
 
 def test_other_numbers_of_layers_and_other_configs_are_named(world: World) -> None:
@@ -109,10 +111,10 @@ def test_other_numbers_of_layers_and_other_configs_are_named(world: World) -> No
     fewer = replace(first, record=record.model_copy(update={**other, "layers": first.layers[:-1]}))
     for one, again, message in ((first, fewer, "3 layers against 2"), (fewer, first, "2 .* 3")):
         with pytest.raises(NotReproducible, match=message):
-            compare(store, one, store, again)
+            compare_builds(store, one, store, again)
     again = replace(first, record=record.model_copy(update=other))
     with pytest.raises(NotReproducible, match="all layers are equal, the config or manifest"):
-        compare(store, first, store, again)
+        compare_builds(store, first, store, again)
 
 
 def test_a_file_is_read_as_a_container_would_see_it(world: World) -> None:

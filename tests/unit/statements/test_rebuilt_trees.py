@@ -13,12 +13,12 @@ from pipeline.artifacts.store.store import open_store
 from pipeline.core.errors import NotReproducible
 from pipeline.evidence.statements.rebuilt import (
     Rebuilt,
-    compare,
+    compare_builds,
     first_difference,
-    rebuild,
+    rebuild_and_compare,
     section_at,
 )
-from pipeline.images.assemble.image import build_images
+from pipeline.images.assemble.image import assemble_images
 from pipeline.images.source.compiled import compile_tree
 from tests.compiled import (
     COPYING,
@@ -53,7 +53,7 @@ def again(world: CompiledWorld, way: CopyingWay) -> Rebuilt:
     for tree in world.built.plan.trees:
         compile_tree(compiler_in(world.checkout, empty, world.mirror, way), tree)
     fetcher = folder_fetcher(empty, world.mirror)
-    return rebuild(world.checkout, world.built, world.store, empty, fetcher)
+    return rebuild_and_compare(world.checkout, world.built, world.store, empty, fetcher)
 
 
 def test_the_same_bytes_again_are_identical(tmp_path: Path) -> None:
@@ -135,10 +135,10 @@ def test_a_difference_outside_the_compiled_trees_is_not_declared_by_them(tmp_pat
 def test_two_builds_of_one_digest_have_no_difference(tmp_path: Path) -> None:
     world = build_compiled(tmp_path)
     plans = [world.built.plan]
-    (same,) = build_images(
+    (same,) = assemble_images(
         world.checkout, world.store, plans, lambda: folder_fetcher(world.store, world.mirror)
     )
-    assert compare(world.store, world.built, world.store, same) == ()
+    assert compare_builds(world.store, world.built, world.store, same) == ()
 
 
 def test_the_first_difference_of_two_texts_is_found_wherever_it_is() -> None:

@@ -26,7 +26,7 @@ from pipeline.evidence.statements.bill import Bill, bill_of, licences_of
 from pipeline.evidence.statements.evidence_set import (
     evidence_folder,
     keep_set,
-    kept,
+    kept_envelopes,
     read_set,
     readable,
     set_statement,
@@ -37,7 +37,7 @@ from pipeline.evidence.statements.image import (
     record_image,
     record_rebuild,
 )
-from pipeline.evidence.statements.inventory import parts_of, placed_layers
+from pipeline.evidence.statements.inventory import package_parts, placed_layers
 from pipeline.evidence.statements.licence import Licence
 from pipeline.evidence.statements.provenance import image_provenance
 from pipeline.evidence.statements.results import gate_predicate, gate_statements
@@ -87,7 +87,7 @@ def test_provenance_names_every_input_by_digest(world: World) -> None:
     spec = predicate["buildDefinition"]["externalParameters"]["images"]["engine"]["spec"]
     assert spec["gates"] == ["smem"]
     assert spec["files"][0].keys() == {"from", "to", "mode"}  # as they are written by hand
-    for part in parts_of(world.built):
+    for part in package_parts(world.built):
         (entry,) = [x for x in resources if x["uri"] == part.purl]
         assert entry["annotations"] == {
             "image": part.image,
@@ -137,7 +137,7 @@ def test_a_wheel_of_two_builds_is_in_its_layer(world: World) -> None:
     placed = placed_layers(world.built)
     assert [p.image for p in placed] == ["root", "engine", "engine", "engine"]
     assert [p.layer.title for p in placed][-2:] == ["engine files", "patches"]
-    assert {p.pin.name for p in parts_of(world.built)} == {*("tool", "more", "pkg", "other")}
+    assert {p.pin.name for p in package_parts(world.built)} == {*("tool", "more", "pkg", "other")}
 
 
 def with_layers(built: Built, layers: tuple[TitledLayer, ...]) -> Built:
@@ -153,7 +153,7 @@ def test_a_layer_that_nothing_accounts_for_is_refused(world: World) -> None:
 
 
 def test_licences_are_read_from_the_image_itself(world: World) -> None:
-    licences = licences_of(world.store, parts_of(world.built))
+    licences = licences_of(world.store, package_parts(world.built))
     by_name = {purl.partition("@")[0]: licence for purl, licence in licences.items()}
     assert by_name["pkg:pypi/pkg"].expression == "MIT OR Apache-2.0"
     assert by_name["pkg:deb/debian/tool"].expression == "GPL-2.0-or-later AND MIT"
@@ -323,7 +323,7 @@ def test_everything_is_kept_beside_the_image(world: World) -> None:
     args = (world.checkout, world.store, world.built, [signer])
     record_rebuild(world.store, world.built, signer, "", WHEN)
     first = record_image(*args, WHEN)
-    names = [p.name for p in kept(world.store, "engine", AMD64, world.built.digest)]
+    names = [p.name for p in kept_envelopes(world.store, "engine", AMD64, world.built.digest)]
     assert {"provenance.dsse.json", "evidence-set.dsse.json"} <= set(names)
     assert f"rebuild-{signer.key_id[7:19]}.dsse.json" in names
     again = record_image(*args, WHEN)

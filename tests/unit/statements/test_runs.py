@@ -9,33 +9,45 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.artifacts.attest.envelope import enclose
-from pipeline.artifacts.attest.keys import LocalSigner, new_key
+from pipeline.artifacts.attest.keys import LocalSigner, make_private_key
 from pipeline.core.errors import RecordInvalid, StoreDamaged
 from pipeline.evidence.statements.evidence_set import (
     NAME,
-    folder_of,
     read_set,
     readable,
+    statements_folder,
     verdict_of,
 )
 from pipeline.evidence.statements.image import image_statements
 from pipeline.evidence.statements.results import read_run_result, run_predicate, run_statements
-from pipeline.evidence.statements.stated import Problem, find_stated, sign_stated, state_image
-from pipeline.images.gate.runs import Run, RunTest, TestVerdict, keep_runs, read_runs, runs_path
+from pipeline.evidence.statements.stated import (
+    SigningProblem,
+    find_stated,
+    sign_stated,
+    state_image,
+)
+from pipeline.images.gate.runs import (
+    ImageRun,
+    RunTest,
+    TestVerdict,
+    keep_runs,
+    read_runs,
+    runs_path,
+)
 from tests.unit.verify.world import World, make_world
 
 DIGEST = "sha256:" + "a" * 64
 
 
-def a_start(verdict: TestVerdict = "passed", message: str = "") -> Run:
+def a_start(verdict: TestVerdict = "passed", message: str = "") -> ImageRun:
     tests = [
         RunTest(name="argument parser", verdict="passed", message="knows 412 flags"),
         RunTest(name="libraries", verdict=verdict, message=message),
     ]
-    return Run(kind="start", machine={"sandbox": "namespaces"}, tests=tests)
+    return ImageRun(kind="start", machine={"sandbox": "namespaces"}, tests=tests)
 
 
-def a_ladder(verdict: TestVerdict = "passed", recipe: str = "tiny-cpu") -> Run:
+def a_ladder(verdict: TestVerdict = "passed", recipe: str = "tiny-cpu") -> ImageRun:
     tests = [
         RunTest(name="first: one answer", verdict="passed"),
         RunTest(name="answers: arithmetic", verdict="skipped", message="the model is tiny"),
@@ -43,7 +55,7 @@ def a_ladder(verdict: TestVerdict = "passed", recipe: str = "tiny-cpu") -> Run:
     ]
     last = "streams" if verdict == "passed" else "first"
     inputs = {f"recipes/{recipe}.yaml": DIGEST}
-    return Run(kind="smoke", recipe=recipe, last_good=last, inputs=inputs, tests=tests)
+    return ImageRun(kind="smoke", recipe=recipe, last_good=last, inputs=inputs, tests=tests)
 
 
 @pytest.fixture
@@ -51,7 +63,7 @@ def run_world(tmp_path: Path) -> World:
     return make_world(tmp_path / "run")
 
 
-def kept(world: World) -> list[Run]:
+def kept(world: World) -> list[ImageRun]:
     return read_runs(world.store, world.built.name, world.built.platform, world.built.digest)
 
 
@@ -67,7 +79,7 @@ def test_a_later_run_takes_the_place_of_its_like_and_of_no_other(run_world: Worl
     }
 
 
-def a_climb(*verdicts: TestVerdict, weights: str = DIGEST, exchanges: str = "1") -> Run:
+def a_climb(*verdicts: TestVerdict, weights: str = DIGEST, exchanges: str = "1") -> ImageRun:
     """A climb with one check on each rung, as far as there are verdicts."""
     rungs = ["first", "answers", "streams"][: len(verdicts)]
     tests = [
@@ -77,7 +89,7 @@ def a_climb(*verdicts: TestVerdict, weights: str = DIGEST, exchanges: str = "1")
     passed = [t.name.partition(":")[0] for t in tests if t.verdict == "passed"]
     inputs = {"weights": weights, "exchanges.jsonl": "sha256:" + exchanges * 64}
     last = passed[-1] if passed else None
-    return Run(kind="smoke", recipe="tiny-cpu", last_good=last, inputs=inputs, tests=tests)
+    return ImageRun(kind="smoke", recipe="tiny-cpu", last_good=last, inputs=inputs, tests=tests)
 
 
 LONG = a_climb("passed", "passed", "passed")
@@ -87,7 +99,7 @@ SHORT = a_climb("passed", exchanges="2")
 @pytest.mark.parametrize(
     "longer", [LONG, a_climb("passed", "failed"), a_climb("passed", "unknown", "passed")]
 )
-def test_a_shorter_climb_leaves_what_a_longer_one_found(run_world: World, longer: Run) -> None:
+def test_a_shorter_climb_leaves_what_a_longer_one_found(run_world: World, longer: ImageRun) -> None:
     keep_runs(run_world.store, run_world.built, [longer])
     keep_runs(run_world.store, run_world.built, [SHORT])
     assert kept(run_world) == [longer]
@@ -106,7 +118,7 @@ def test_a_shorter_climb_leaves_what_a_longer_one_found(run_world: World, longer
     ids=["fails", "fails later", "other weights", "longer", "mended", "again"],
 )
 def test_a_later_climb_that_fails_or_says_as_much_counts(
-    run_world: World, before: Run, later: Run
+    run_world: World, before: ImageRun, later: ImageRun
 ) -> None:
     keep_runs(run_world.store, run_world.built, [before])
     keep_runs(run_world.store, run_world.built, [later])
@@ -143,7 +155,7 @@ def test_a_damaged_record_is_named_and_the_next_run_replaces_it(run_world: World
 )
 def test_the_verdict_is_counted_from_the_tests(verdicts: list[TestVerdict], wanted: str) -> None:
     tests = [RunTest(name=f"test {n}", verdict=v) for n, v in enumerate(verdicts)]
-    run = Run(kind="start", tests=tests)
+    run = ImageRun(kind="start", tests=tests)
     assert run.verdict == wanted
     predicate = run_predicate(run)
     assert read_run_result(predicate).verdict == wanted
@@ -160,7 +172,7 @@ def test_the_verdict_is_counted_from_the_tests(verdicts: list[TestVerdict], want
 )
 def test_a_run_has_what_its_kind_has_and_nothing_else(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        Run.model_validate({"tests": [], **wrong})
+        ImageRun.model_validate({"tests": [], **wrong})
 
 
 def test_a_run_says_in_one_line_how_far_the_image_was_proved() -> None:
@@ -210,7 +222,7 @@ def test_each_run_has_a_statement_that_a_set_lists_with_its_verdict(run_world: W
     world = run_world
     keep_runs(world.store, world.built, [a_start(), a_ladder("failed")])
     state_image(world.checkout, world.store, world.built, [])
-    envelopes = readable(folder_of(world.store, world.built))
+    envelopes = readable(statements_folder(world.store, world.built))
     listed = {(c.about, c.verdict) for c in read_set(envelopes[NAME].statement).statements}
     assert {("start", "passed"), ("smoke with tiny-cpu", "failed")} <= listed
     assert {"run-start", "run-smoke-tiny-cpu"} <= envelopes.keys()
@@ -229,30 +241,30 @@ def test_a_new_run_makes_the_statements_out_of_date(run_world: World) -> None:
 
 
 def test_runs_that_were_stated_without_a_key_are_signed_later(run_world: World) -> None:
-    world, signer = run_world, LocalSigner(new_key())
+    world, signer = run_world, LocalSigner(make_private_key())
     about = (world.checkout, world.store, world.built)
     keep_runs(world.store, world.built, [a_start()])
     state_image(*about, [])
     assert sign_stated(*about, signer) == {}
-    signatures = readable(folder_of(world.store, world.built))["run-start"].signatures
+    signatures = readable(statements_folder(world.store, world.built))["run-start"].signatures
     assert [s.key_id for s in signatures] == [signer.key_id]
 
 
 def test_a_planted_run_is_not_signed(run_world: World) -> None:
-    world, signer = run_world, LocalSigner(new_key())
+    world, signer = run_world, LocalSigner(make_private_key())
     about = (world.checkout, world.store, world.built)
     keep_runs(world.store, world.built, [a_start("failed", "libfoo.so.1 is missing")])
     state_image(*about, [])
     (planted,) = run_statements(world.built.name, world.built.digest, [a_start()]).values()
-    path = folder_of(world.store, world.built) / "run-start.dsse.json"
+    path = statements_folder(world.store, world.built) / "run-start.dsse.json"
     path.write_bytes(enclose(planted, []).dump())
-    assert sign_stated(*about, signer)["run-start"] is Problem.OTHER
+    assert sign_stated(*about, signer)["run-start"] is SigningProblem.OTHER
 
 
 def an_address() -> dict[str, Any]:
     """A climb of an address, as it is stated."""
     run = a_ladder().model_copy(update={"kind": "address", "recipe": None})
-    return run_predicate(Run.model_validate(run.model_dump()))
+    return run_predicate(ImageRun.model_validate(run.model_dump()))
 
 
 def test_a_climb_of_an_address_states_that_image_weights_and_recipe_are_not_known() -> None:

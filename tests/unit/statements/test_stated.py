@@ -10,16 +10,22 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts.attest.envelope import enclose
-from pipeline.artifacts.attest.keys import LocalSigner, key_id, new_key, public_pem
+from pipeline.artifacts.attest.keys import LocalSigner, key_id, make_private_key, public_pem
 from pipeline.artifacts.attest.names import EVIDENCE_SET
 from pipeline.artifacts.attest.predicates import check_predicate
 from pipeline.artifacts.attest.statement import make_statement, moment
-from pipeline.artifacts.attest.strict import MAX_DEPTH, read_json
+from pipeline.artifacts.attest.strict import MAX_DEPTH, read_signed_json
 from pipeline.artifacts.attest.trust import Trust, with_own_keys
 from pipeline.core.errors import RecordInvalid
-from pipeline.evidence.statements.evidence_set import folder_of, readable, verdict_of
+from pipeline.evidence.statements.evidence_set import readable, statements_folder, verdict_of
 from pipeline.evidence.statements.image import record_rebuild
-from pipeline.evidence.statements.stated import FILE, Problem, find_stated, sign_stated, state_image
+from pipeline.evidence.statements.stated import (
+    FILE,
+    SigningProblem,
+    find_stated,
+    sign_stated,
+    state_image,
+)
 from tests.unit.verify.world import World, make_world, trust_in, trusted
 
 
@@ -36,7 +42,7 @@ def test_statements_are_made_once_for_the_same_inputs(stated_world: World) -> No
     assert find_stated(*about) == made
     assert {"provenance", "sbom-cyclonedx", "evidence-set"} <= set(made.statements)
     assert made.signed_by == []
-    folder = folder_of(world.store, world.built)
+    folder = statements_folder(world.store, world.built)
     assert folder.parent.parent == world.store.image_folder("engine", world.built.platform)
     (folder / "provenance.dsse.json").rename(folder / "aside")
     assert find_stated(*about) is None
@@ -51,14 +57,14 @@ def test_statements_are_made_once_for_the_same_inputs(stated_world: World) -> No
 
 
 def test_what_is_true_is_signed_and_what_is_not_keeps_all_from_it(stated_world: World) -> None:
-    world, signer = stated_world, LocalSigner(new_key())
+    world, signer = stated_world, LocalSigner(make_private_key())
     about = (world.checkout, world.store, world.built)
     state_image(*about, [])
-    folder = folder_of(world.store, world.built)
+    folder = statements_folder(world.store, world.built)
     lie = make_statement("engine", world.built.digest, "urn:of:others", {"it": "lies"})
     (folder / "note.dsse.json").write_bytes(enclose(lie, []).dump())
     wrong = sign_stated(*about, signer)
-    assert wrong.pop("note") is Problem.UNSIGNED_FOREIGN
+    assert wrong.pop("note") is SigningProblem.UNSIGNED_FOREIGN
     assert set(wrong) <= {"evidence-set"}
     assert not any(e.signatures for e in readable(folder).values())
     (folder / "note.dsse.json").unlink()
@@ -68,7 +74,7 @@ def test_what_is_true_is_signed_and_what_is_not_keeps_all_from_it(stated_world: 
     assert signed.signed_by == [signer.key_id]
     (folder / "provenance.dsse.json").write_bytes(b"junk")
     wrong = sign_stated(*about, signer)
-    assert wrong["provenance"] is Problem.UNREADABLE
+    assert wrong["provenance"] is SigningProblem.UNREADABLE
 
 
 def test_a_set_says_what_each_gate_and_each_rebuild_found(stated_world: World) -> None:
@@ -93,13 +99,13 @@ def test_a_set_that_names_one_statement_twice_is_refused() -> None:
 
 
 def test_json_is_as_deep_as_a_statement_may_be_and_no_deeper() -> None:
-    assert read_json(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, "it")
+    assert read_signed_json(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH, "it")
     with pytest.raises(RecordInvalid, match="deep"):
-        read_json(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "it")
+        read_signed_json(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "it")
 
 
 def test_ones_own_keys_are_trusted_beside_those_of_the_file(tmp_path: Path) -> None:
-    mine, other = new_key(), new_key()
+    mine, other = make_private_key(), make_private_key()
     path = tmp_path / "builder.pub"
     path.write_text(public_pem(mine.public_key()))
     assert with_own_keys(None, []) is None
@@ -117,7 +123,7 @@ def test_ones_own_keys_are_trusted_beside_those_of_the_file(tmp_path: Path) -> N
 
 
 def test_what_the_trust_file_says_of_ones_own_key_counts(tmp_path: Path) -> None:
-    mine = new_key()
+    mine = make_private_key()
     path = tmp_path / "mine.pub"
     path.write_text(public_pem(mine.public_key()))
     listed = Trust.model_validate({"keys": [trusted(mine, "listed")], "bases": {}})
@@ -142,6 +148,6 @@ def test_what_was_stated_while_the_clock_was_ahead_is_stated_again(
     assert found
     assert found.statements == again.statements
     now = datetime.now(UTC)
-    envelopes = readable(folder_of(world.store, world.built))
+    envelopes = readable(statements_folder(world.store, world.built))
     assert all(e.statement.has_happened(now) for e in envelopes.values())
     assert not [name for name in envelopes if name.startswith("rebuild")]

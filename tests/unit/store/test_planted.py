@@ -27,8 +27,8 @@ from pipeline.core.errors import (
     UnknownImage,
 )
 from pipeline.core.log import NoBar
-from pipeline.core.net.http import Client
-from pipeline.core.net.settings import Settings
+from pipeline.core.net.http import NetClient
+from pipeline.core.net.settings import NetworkSettings
 from pipeline.images.assemble.image import Built
 from pipeline.images.fetch.inputs import Fetcher
 from pipeline.images.fetch.sources import Sources
@@ -136,7 +136,7 @@ def test_a_planted_input_is_downloaded_again_and_a_right_one_is_not(
     server.add(pin.file, data)
     for planted, asked in ((data, 0), (data[:-1] + b"?", 1)):
         store.input_path(pin.sha256).write_bytes(planted)
-        client = Client(Settings(indexes=(server.index,)), first_wait_s=0.001)
+        client = NetClient(NetworkSettings(indexes=(server.index,)), first_wait_s=0.001)
         fetcher = Fetcher(store, client, Sources(client), offline=False)
         ((_, path),) = fetcher.fetch_all([pin], NoBar())
         assert path.read_bytes() == data

@@ -20,9 +20,9 @@ from pipeline.core.errors import DiskFull, Interrupted, PipelineError, StoreDama
 from pipeline.core.files import atomic_file, explained, is_free, locked, write_bytes
 from pipeline.core.log import NoBar
 from pipeline.core.model import sha256_of
-from pipeline.core.net.http import Client
-from pipeline.core.net.settings import Settings
-from pipeline.images.assemble.image import build_images
+from pipeline.core.net.http import NetClient
+from pipeline.core.net.settings import NetworkSettings
+from pipeline.images.assemble.image import assemble_images
 from pipeline.images.assemble.plan import plan_image
 from pipeline.images.fetch.inputs import Fetcher
 from pipeline.images.fetch.sources import Sources
@@ -380,7 +380,7 @@ def test_a_download_onto_a_full_disk_ends_so_and_goes_on_later(
     store, data = open_store(small_disk), os.urandom(1_500_000)
     pin = pin_for(data)
     server.add(pin.file, data)
-    client = Client(Settings(indexes=(server.index,)), first_wait_s=0.001)
+    client = NetClient(NetworkSettings(indexes=(server.index,)), first_wait_s=0.001)
     fetcher = Fetcher(store, client, Sources(client), offline=False)
     filler = small_disk / "filler"
     filler.write_bytes(bytes(1_200_000))
@@ -402,7 +402,7 @@ def test_a_layer_onto_a_full_disk_ends_so_and_leaves_nothing(
     monkeypatch.setattr(Store, "need_space", lambda self, n_bytes: None)
     fetcher = folder_fetcher(store, tmp_path / "mirror")
     with pytest.raises(DiskFull):
-        build_images(checkout, store, [plan_image(checkout, "tiny", AMD64)], lambda: fetcher)
+        assemble_images(checkout, store, [plan_image(checkout, "tiny", AMD64)], lambda: fetcher)
     assert misnamed(small_disk) == []
     assert temporary_files(small_disk) == []
     assert list((store.root / "oci" / "blobs" / "sha256").iterdir()) == []

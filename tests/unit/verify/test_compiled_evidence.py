@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.artifacts.attest.envelope import enclose
-from pipeline.artifacts.attest.keys import LocalSigner, new_key
+from pipeline.artifacts.attest.keys import LocalSigner, make_private_key
 from pipeline.artifacts.attest.predicates import DeclaredDifference
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.evidence.statements.evidence_set import verdict_of
@@ -35,7 +35,7 @@ NOTES = DeclaredDifference(path="/opt/hello/notes", reason=WHY)
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     made = build_compiled(tmp_path_factory.mktemp("compiled"))
     statements = image_statements(made.checkout, made.store, made.built, WHEN, spdx=True)
-    keys = (new_key(), new_key())
+    keys = (make_private_key(), make_private_key())
     return World(made.place, made.checkout, made.store, made.built, *keys, copy.copy(statements))
 
 
@@ -70,7 +70,7 @@ def cross_world(tmp_path_factory: pytest.TempPathFactory) -> World:
     builds["plain"]["outputs"] = MORE
     made = build_compiled(tmp_path_factory.mktemp("cross"), tools_on=ARM64, builds=builds)
     statements = image_statements(made.checkout, made.store, made.built, WHEN, spdx=True)
-    keys = (new_key(), new_key())
+    keys = (make_private_key(), make_private_key())
     return World(made.place, made.checkout, made.store, made.built, *keys, copy.copy(statements))
 
 
@@ -446,10 +446,12 @@ def lenient(tmp_path_factory: pytest.TempPathFactory) -> World:
     builds = {name: {**build, "may_differ": {"notes": WHY}} for name, build in builds.items()}
     made = build_compiled(tmp_path_factory.mktemp("lenient"), builds=builds)
     statements = image_statements(made.checkout, made.store, made.built, WHEN)
-    key = new_key()
+    key = make_private_key()
     again = (made.built, LocalSigner(key), "1 file differs as declared", WHEN)
     statements["rebuild"] = rebuild_statement(*again, [NOTES])
-    return World(made.place, made.checkout, made.store, made.built, key, new_key(), statements)
+    return World(
+        made.place, made.checkout, made.store, made.built, key, make_private_key(), statements
+    )
 
 
 def test_an_equivalent_rebuild_is_valid_and_says_so(lenient: World) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.artifacts.attest.keys import new_key
+from pipeline.artifacts.attest.keys import make_private_key
 from pipeline.artifacts.attest.trust import Trust
 from pipeline.artifacts.store.store import open_store
 from pipeline.core.errors import UnknownFile
 from pipeline.evidence.statements.image import image_statements
-from pipeline.evidence.statements.inventory import explain
+from pipeline.evidence.statements.inventory import file_origin
 from pipeline.evidence.verify.verdict import Verdict, show
 from tests.makers import AMD64, Image, build, make_checkout, make_wheel
 from tests.testbed.foreign_image import (
@@ -67,7 +67,9 @@ def make_foreign_world(place: Path) -> World:
     checkout = make_checkout(place / "checkout", mine)
     built = build(checkout, store, mirror, "mine")[0]
     statements = image_statements(checkout, store, built, WHEN, spdx=True)
-    return World(place, checkout, store, built, new_key(), new_key(), copy.copy(statements))
+    return World(
+        place, checkout, store, built, make_private_key(), make_private_key(), copy.copy(statements)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +234,7 @@ def test_another_base_in_the_lock_makes_the_evidence_stale(world: World, tmp_pat
     ],
 )
 def test_a_file_of_the_base_is_explained_as_such(world: World, path: str, shown: str) -> None:
-    file = explain(world.checkout, world.store, world.built, path)
+    file = file_origin(world.checkout, world.store, world.built, path)
     assert file.path == shown
     assert file.origin == f"the base image {NAME}"
     assert file.package is None
@@ -242,11 +244,11 @@ def test_a_file_of_the_base_is_explained_as_such(world: World, path: str, shown:
 @pytest.mark.parametrize("path", ["/etc/gone", "/var/cache/old", "/etc/.wh.gone"])
 def test_a_file_that_the_base_took_away_is_not_there(world: World, path: str) -> None:
     with pytest.raises(UnknownFile, match="no such file"):
-        explain(world.checkout, world.store, world.built, path)
+        file_origin(world.checkout, world.store, world.built, path)
 
 
 def test_files_on_top_are_still_ours(world: World) -> None:
-    file = explain(world.checkout, world.store, world.built, "/opt/tool")
+    file = file_origin(world.checkout, world.store, world.built, "/opt/tool")
     assert file.origin == "a file of images/mine"
     wheel = "opt/venv/lib/python3.11/site-packages/pkg/__init__.py"
-    assert explain(world.checkout, world.store, world.built, wheel).origin == "pkg"
+    assert file_origin(world.checkout, world.store, world.built, wheel).origin == "pkg"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.artifacts.attest.envelope import enclose
-from pipeline.artifacts.attest.keys import LocalSigner, new_key
+from pipeline.artifacts.attest.keys import LocalSigner, make_private_key
 from pipeline.artifacts.attest.names import CYCLONEDX, PROVENANCE, REBUILD, SPDX, TEST_RESULT
 from pipeline.artifacts.attest.statement import make_statement
 from pipeline.evidence.verify.chain import Judge, judge_statement
@@ -17,7 +17,7 @@ from pipeline.evidence.verify.evidence import EvidenceItem, read_item
 from pipeline.evidence.verify.verdict import Verdict
 from tests.unit.verify.world import NOW, World, make_world, trust_in, trusted
 
-KEY = new_key()
+KEY = make_private_key()
 BY = Judge(trust_in(trusted(KEY)), None, NOW)
 DIGEST = "sha256:" + "a" * 64
 
@@ -46,7 +46,7 @@ def test_a_good_statement_is_incomplete_for_want_of_its_subject(world: World, na
 
 
 def test_nobody_believes_a_statement_of_an_unknown_key(world: World) -> None:
-    outsider = replace(BY, trust=trust_in(trusted(new_key())))
+    outsider = replace(BY, trust=trust_in(trusted(make_private_key())))
     walked = judge_statement(of(world, "provenance"), outsider)
     assert walked.believed == ()
     assert walked.node.verdict in (Verdict.BROKEN, Verdict.UNSIGNED)

@@ -23,8 +23,8 @@ from pipeline.core.errors import PipelineError
 from pipeline.core.model import canonical_json
 from pipeline.evidence.publish.evidence import EvidenceBundle
 from pipeline.evidence.publish.publish import make_shipment
-from pipeline.evidence.verify.naming import Memory, TrustedName
-from pipeline.evidence.verify.verdict import Node, Verdict, error_of
+from pipeline.evidence.verify.naming import TagMemory, TrustedName
+from pipeline.evidence.verify.verdict import Node, Verdict, verdict_error
 from tests.makers import built_image
 from tests.testbed.oci_door import Reply, Request, drop, oci_door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
@@ -51,8 +51,8 @@ def site(world: World, tiny: TinyRegistry, tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Memory:
-    return Memory(open_store(tmp_path / "verifier"))
+def memory(tmp_path: Path) -> TagMemory:
+    return TagMemory(open_store(tmp_path / "verifier"))
 
 
 def publish_first(site: Site, now: datetime | None, tag: str = "v1") -> str:
@@ -90,7 +90,7 @@ def tag_of(node: Node) -> Node:
     return node.children[0]
 
 
-def test_a_tag_moved_back_is_found_out_by_who_saw_it_before(site: Site, memory: Memory) -> None:
+def test_a_tag_moved_back_is_found_out_by_who_saw_it_before(site: Site, memory: TagMemory) -> None:
     newer = site.tiny.tags[NAME, "v1"]
     assert tag_of(site.judge(memory=memory)).verdict is Verdict.VALID
     move_back(site)
@@ -99,28 +99,28 @@ def test_a_tag_moved_back_is_found_out_by_who_saw_it_before(site: Site, memory: 
     assert tag_of(node).message.startswith(
         f"moved back: builder signed {newer} under it at 2026-06"
     )
-    assert type(error_of(node)).__name__ == "TagMoved"
+    assert type(verdict_error(node)).__name__ == "TagMoved"
     assert site.judge(memory=memory).verdict is Verdict.MOVED  # once more
     assert site.judge(f"@{site.digest}", memory=memory).verdict is Verdict.VALID
     publish_other(site, THIRD)  # its owner puts it right
     assert tag_of(site.judge(memory=memory)).verdict is Verdict.VALID
 
 
-def test_also_where_what_was_signed_since_is_deleted(site: Site, memory: Memory) -> None:
+def test_also_where_what_was_signed_since_is_deleted(site: Site, memory: TagMemory) -> None:
     site.judge(memory=memory)
     forget_the_newer(site)
     move_back(site)
     assert site.judge(memory=memory).verdict is Verdict.MOVED
 
 
-def test_who_never_saw_the_newer_one_cannot_tell(site: Site, memory: Memory) -> None:
+def test_who_never_saw_the_newer_one_cannot_tell(site: Site, memory: TagMemory) -> None:
     move_back(site)
     assert site.judge(memory=memory).verdict is Verdict.VALID
     assert site.judge().verdict is Verdict.VALID
 
 
 def test_a_name_that_is_signed_before_the_tag_moves_moves_nothing_yet(
-    site: Site, memory: Memory
+    site: Site, memory: TagMemory
 ) -> None:
     """As a publish leaves it that is killed just before its last step."""
     publish_first(site, THIRD)
@@ -130,7 +130,7 @@ def test_a_name_that_is_signed_before_the_tag_moves_moves_nothing_yet(
     assert site.judge(memory=memory).verdict is Verdict.VALID
 
 
-def test_who_publishes_the_older_image_again_signs_it_again(site: Site, memory: Memory) -> None:
+def test_who_publishes_the_older_image_again_signs_it_again(site: Site, memory: TagMemory) -> None:
     site.judge(memory=memory)
     publish_first(site, THIRD)
     node = site.judge(memory=memory)
@@ -139,7 +139,7 @@ def test_who_publishes_the_older_image_again_signs_it_again(site: Site, memory: 
 
 
 def test_a_clock_that_went_back_does_not_make_a_newer_image_the_older_one(
-    site: Site, memory: Memory
+    site: Site, memory: TagMemory
 ) -> None:
     site.judge(memory=memory)
     assert publish_first(site, FIRST - timedelta(days=1)) == site.digest
@@ -156,7 +156,7 @@ def test_publishing_what_the_tag_names_already_signs_nothing_new(site: Site) -> 
 
 
 def test_a_damaged_signature_in_the_registry_does_not_keep_its_owner_from_signing_anew(
-    site: Site, memory: Memory
+    site: Site, memory: TagMemory
 ) -> None:
     tag = f"{fallback_tag(site.digest)}.sig"
     body = json.loads(site.tiny.manifests[NAME, site.tiny.tags[NAME, tag]][1])
@@ -167,13 +167,13 @@ def test_a_damaged_signature_in_the_registry_does_not_keep_its_owner_from_signin
     assert node.verdict is Verdict.BROKEN  # the damaged one is still there, and named
 
 
-def test_a_newer_image_under_another_tag_is_no_matter(site: Site, memory: Memory) -> None:
+def test_a_newer_image_under_another_tag_is_no_matter(site: Site, memory: TagMemory) -> None:
     site.judge(memory=memory)
     publish_first(site, FIRST, "old")
     assert site.judge(":old", memory=memory).verdict is Verdict.VALID
 
 
-def test_a_newer_name_by_a_stranger_is_no_matter(site: Site, memory: Memory) -> None:
+def test_a_newer_name_by_a_stranger_is_no_matter(site: Site, memory: TagMemory) -> None:
     believed = trust_in(trusted(site.world.key), trusted(site.world.other_key, "second"))
     publish_first(site, THIRD)
     publish_other(site, NOW, key=site.world.other_key)
@@ -184,7 +184,7 @@ def test_a_newer_name_by_a_stranger_is_no_matter(site: Site, memory: Memory) -> 
 
 
 def test_an_older_name_without_a_time_is_older_than_any_with_one(
-    world: World, tiny: TinyRegistry, tmp_path: Path, memory: Memory
+    world: World, tiny: TinyRegistry, tmp_path: Path, memory: TagMemory
 ) -> None:
     with oci_door(tiny) as door:
         site = Site(world, tiny, door, tmp_path)
@@ -198,7 +198,7 @@ def test_an_older_name_without_a_time_is_older_than_any_with_one(
 
 
 def test_names_without_times_cannot_be_told_apart_and_the_tree_says_so(
-    world: World, tiny: TinyRegistry, tmp_path: Path, memory: Memory
+    world: World, tiny: TinyRegistry, tmp_path: Path, memory: TagMemory
 ) -> None:
     with oci_door(tiny) as door:
         site = Site(world, tiny, door, tmp_path)
@@ -209,7 +209,7 @@ def test_names_without_times_cannot_be_told_apart_and_the_tree_says_so(
         assert tag_of(site.judge(memory=memory)).message.endswith("under it without a time")
 
 
-def test_what_a_key_said_counts_no_longer_once_it_is_revoked(site: Site, memory: Memory) -> None:
+def test_what_a_key_said_counts_no_longer_once_it_is_revoked(site: Site, memory: TagMemory) -> None:
     keys = site.world.key, site.world.other_key
     both = trust_in(*(trusted(k, n) for k, n in zip(keys, ("builder", "second"), strict=True)))
     publish_other(site, THIRD, key=site.world.other_key)
@@ -225,7 +225,7 @@ def test_what_a_key_said_counts_no_longer_once_it_is_revoked(site: Site, memory:
 
 @pytest.mark.parametrize("text", ["", "[]", '{"reference": "x", "names": {}}'])
 def test_a_damaged_memory_counts_as_none_and_is_written_anew(
-    site: Site, memory: Memory, tmp_path: Path, text: str
+    site: Site, memory: TagMemory, tmp_path: Path, text: str
 ) -> None:
     site.judge(memory=memory)
     (kept,) = (tmp_path / "verifier" / "verified").iterdir()
@@ -235,7 +235,7 @@ def test_a_damaged_memory_counts_as_none_and_is_written_anew(
     assert kept.read_bytes() == whole
 
 
-def test_a_name_from_the_future_is_not_believed(site: Site, memory: Memory) -> None:
+def test_a_name_from_the_future_is_not_believed(site: Site, memory: TagMemory) -> None:
     site.judge(memory=memory)
     publish_first(site, NOW + timedelta(days=1))
     node = site.judge(memory=memory)
@@ -278,7 +278,7 @@ def test_what_cosign_writes_itself_has_no_time_of_ours(world: World) -> None:
     assert read_payload(json.dumps(payload).encode()).at is None
 
 
-def test_nothing_is_remembered_without_a_trust_file(site: Site, memory: Memory) -> None:
+def test_nothing_is_remembered_without_a_trust_file(site: Site, memory: TagMemory) -> None:
     nobody = Trust()
     site.judge(trust=nobody, memory=memory)
     assert memory.recall(f"{site.repository}:v1", site.world.trust, NOW) == []
@@ -327,7 +327,7 @@ def name_of(
 @pytest.mark.parametrize("order", list(itertools.permutations([FIRST, SECOND, THIRD])))
 @pytest.mark.parametrize("at_once", [True, False])
 def test_the_newest_name_is_remembered_in_whatever_order_names_are_seen(
-    world: World, memory: Memory, order: tuple[datetime, ...], at_once: bool
+    world: World, memory: TagMemory, order: tuple[datetime, ...], at_once: bool
 ) -> None:
     key, reference = world.trust.keys[0].id, "x.example/y:v1"
     digests = {FIRST: "1", SECOND: "2", THIRD: "3"}
@@ -339,7 +339,7 @@ def test_the_newest_name_is_remembered_in_whatever_order_names_are_seen(
     assert (kept.digest, kept.at) == (f"sha256:{'3' * 64}", THIRD)
 
 
-def test_of_two_names_at_one_time_the_first_seen_stays(world: World, memory: Memory) -> None:
+def test_of_two_names_at_one_time_the_first_seen_stays(world: World, memory: TagMemory) -> None:
     key, reference = world.trust.keys[0].id, "x.example/y:v1"
     for digit in "12":
         named = name_of(f"sha256:{digit * 64}", FIRST, key=key)
@@ -348,7 +348,7 @@ def test_of_two_names_at_one_time_the_first_seen_stays(world: World, memory: Mem
 
 
 def test_older_evidence_put_back_with_its_older_name_is_reported_by_who_saw_the_newer(
-    world: World, tiny: TinyRegistry, memory: Memory, tmp_path: Path
+    world: World, tiny: TinyRegistry, memory: TagMemory, tmp_path: Path
 ) -> None:
     """The same image under the same tag: only its evidence was put back to what it was."""
     with oci_door(tiny) as door:

@@ -24,7 +24,7 @@ from pipeline.evidence.statements.image import image_statements, rebuild_stateme
 from pipeline.evidence.verify.artifact import open_layout
 from pipeline.evidence.verify.chain import Judge, judge_attached
 from pipeline.evidence.verify.evidence import attached_in
-from pipeline.evidence.verify.naming import Memory
+from pipeline.evidence.verify.naming import TagMemory
 from pipeline.evidence.verify.verdict import Node, Verdict, show
 from tests.testbed.oci_door import oci_door
 from tests.testbed.tiny_registry import TinyRegistry
@@ -44,8 +44,8 @@ def site(world: World, tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Memory:
-    return Memory(open_store(tmp_path / "verifier"))
+def memory(tmp_path: Path) -> TagMemory:
+    return TagMemory(open_store(tmp_path / "verifier"))
 
 
 def stated_at(world: World, at: datetime) -> list[Envelope]:
@@ -113,7 +113,7 @@ def test_a_changed_copy_of_the_older_bill_is_refused(site: Site) -> None:
 
 
 def test_what_was_published_with_a_clock_ahead_is_replaced_by_the_next_publish(
-    site: Site, memory: Memory
+    site: Site, memory: TagMemory
 ) -> None:
     publish_at(site, AHEAD)
     node = site.judge(memory=memory)
@@ -149,7 +149,7 @@ def put_back(tiny: TinyRegistry, before: dict[str, dict[object, object]]) -> Non
 
 
 def test_an_older_set_of_one_platform_put_back_is_reported_by_who_saw_the_newer(
-    site: Site, memory: Memory
+    site: Site, memory: TagMemory
 ) -> None:
     index = publish_at(site, FIRST, index=True)
     before = keep_of(site.tiny)
@@ -164,7 +164,7 @@ def test_an_older_set_of_one_platform_put_back_is_reported_by_who_saw_the_newer(
 
 
 def test_a_tag_moved_from_an_index_to_one_of_its_images_is_found_out(
-    site: Site, memory: Memory
+    site: Site, memory: TagMemory
 ) -> None:
     index = publish_at(site, FIRST, index=True)
     assert site.judge(memory=memory).verdict is Verdict.VALID
@@ -177,7 +177,7 @@ def test_a_tag_moved_from_an_index_to_one_of_its_images_is_found_out(
 
 
 def test_also_where_the_publisher_did_not_sign_which_index_it_was(
-    site: Site, memory: Memory, monkeypatch: pytest.MonkeyPatch
+    site: Site, memory: TagMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As images that were published before are signed."""
 
@@ -196,7 +196,9 @@ def test_also_where_the_publisher_did_not_sign_which_index_it_was(
     assert f"signed {index} under it" in node.culprit().message
 
 
-def test_who_moves_a_tag_from_an_index_to_an_image_signs_that(site: Site, memory: Memory) -> None:
+def test_who_moves_a_tag_from_an_index_to_an_image_signs_that(
+    site: Site, memory: TagMemory
+) -> None:
     publish_at(site, FIRST, index=True)
     assert site.judge(memory=memory).verdict is Verdict.VALID
     publish_at(site, SECOND)

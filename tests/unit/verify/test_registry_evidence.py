@@ -45,12 +45,17 @@ from pipeline.evidence.publish.evidence import (
     plan_naming,
     read_cosign_tags,
 )
-from pipeline.evidence.publish.publish import Order, Published, make_shipment, publish
+from pipeline.evidence.publish.publish import (
+    Published,
+    PublishOrder,
+    make_shipment,
+    push_with_evidence,
+)
 from pipeline.evidence.verify.artifact import open_layout
 from pipeline.evidence.verify.chain import Judge, judge_attached, judge_remote
 from pipeline.evidence.verify.evidence import attached_in
 from pipeline.evidence.verify.remote import open_remote
-from pipeline.evidence.verify.verdict import Node, Verdict, error_of, show
+from pipeline.evidence.verify.verdict import Node, Verdict, show, verdict_error
 from pipeline.images.gate.state import GateState
 from tests.testbed.oci_door import Door, cut_answer, oci_door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
@@ -92,7 +97,7 @@ class Site:
             **changes,
         }
         # a store of its own remembers what was published; the world's stays as it is
-        return publish(open_store(self.folder / "memory"), Order(**given))
+        return push_with_evidence(open_store(self.folder / "memory"), PublishOrder(**given))
 
     def judge(self, name: str = ":v1", trust: Trust | None = None, **more: Any) -> Node:
         return self.judge_by(trust or self.world.trust, name, **more)
@@ -442,7 +447,7 @@ def test_a_registry_that_lies_is_found_out(site: Site, name: str) -> None:
         node = site.judge()
         assert node.verdict is wanted, show(node)
         assert message in f"{node.culprit().title} {node.culprit().message}"
-        assert error_of(node) is not None
+        assert verdict_error(node) is not None
         return
     with pytest.raises(wanted, match=message):
         site.judge()
@@ -458,7 +463,7 @@ NOBODY: dict[str, Callable[[Site], Trust | None]] = {
 def test_a_good_image_whose_signer_nobody_here_trusts_is_incomplete(site: Site, trust: str) -> None:
     node = site.judge_by(NOBODY[trust](site))
     assert node.verdict is Verdict.INCOMPLETE, show(node)
-    assert isinstance(error_of(node), EvidenceIncomplete)
+    assert isinstance(verdict_error(node), EvidenceIncomplete)
 
 
 @pytest.mark.parametrize("trust", NOBODY)
@@ -499,7 +504,7 @@ def test_a_tag_that_no_longer_names_the_digest_asked_for_has_moved(site: Site) -
     move_tag_to_stranger(site)
     node = site.judge(f":v1@{site.digest}")
     assert node.verdict is Verdict.MOVED
-    assert isinstance(error_of(node), TagMoved)
+    assert isinstance(verdict_error(node), TagMoved)
 
 
 @pytest.mark.parametrize(

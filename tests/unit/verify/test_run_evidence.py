@@ -15,8 +15,8 @@ from pipeline.evidence.statements.results import read_run_result, run_predicate,
 from pipeline.evidence.verify.chain import Judge, judge_statement
 from pipeline.evidence.verify.evidence import read_item
 from pipeline.evidence.verify.verdict import Node, Verdict
-from pipeline.evidence.verify.walk import judge_results, judge_run
-from pipeline.images.gate.runs import Run, TestVerdict
+from pipeline.evidence.verify.walk import judge_image_run, judge_results
+from pipeline.images.gate.runs import ImageRun, TestVerdict
 from tests.unit.statements.test_runs import a_ladder, a_start
 from tests.unit.verify.world import NOW, WHEN, World, make_world, sign_bytes
 
@@ -26,12 +26,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(tmp_path_factory.mktemp("runs"))
 
 
-def stated(world: World, run: Run) -> Envelope:
+def stated(world: World, run: ImageRun) -> Envelope:
     (statement,) = run_statements("engine", world.built.digest, [run], WHEN).values()
     return enclose(statement, [LocalSigner(world.key)])
 
 
-def judged(world: World, run: Run) -> Node:
+def judged(world: World, run: ImageRun) -> Node:
     return world.judge(run=stated(world, run))
 
 
@@ -75,19 +75,19 @@ def test_a_ladder_is_stale_once_its_recipe_has_changed(world: World, tmp_path: P
         "weights": "sha256:" + "b" * 64,
     }
     result = read_run_result(run_predicate(a_ladder().model_copy(update={"inputs": inputs})))
-    node = judge_run(result, checkout)
+    node = judge_image_run(result, checkout)
     assert node.verdict is Verdict.VALID
     assert node.message == "smoke up to streams with tiny-cpu: 2 passed, 1 skipped"
     recipe.write_text("name: tiny-cpu\n# changed\n")
-    assert judge_run(result, checkout).verdict is Verdict.STALE
+    assert judge_image_run(result, checkout).verdict is Verdict.STALE
     recipe.unlink()
-    assert judge_run(result, checkout).verdict is Verdict.STALE
+    assert judge_image_run(result, checkout).verdict is Verdict.STALE
 
 
 def test_a_recipe_outside_the_checkout_is_never_read(world: World) -> None:
     inputs = {"recipes/../../secret": "sha256:" + "b" * 64}
     result = read_run_result(run_predicate(a_ladder().model_copy(update={"inputs": inputs})))
-    assert judge_run(result, world.checkout).verdict is Verdict.STALE
+    assert judge_image_run(result, world.checkout).verdict is Verdict.STALE
 
 
 def test_a_run_that_no_set_lists_was_added_later(world: World) -> None:

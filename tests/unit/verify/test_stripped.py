@@ -35,7 +35,7 @@ from pipeline.evidence.verify.evidence import (
     AttachedBlob,
     AttachedEvidence,
     attached_in,
-    gather,
+    gather_envelopes,
     read_item,
 )
 from pipeline.evidence.verify.verdict import Node, Verdict, show
@@ -134,7 +134,7 @@ class Places:
         folder.mkdir()
         for name, envelope in shown.items():
             (folder / f"{name}.dsse.json").write_bytes(envelope.dump())
-        return self.site.world.walk(gather([folder])).node
+        return self.site.world.walk(gather_envelopes([folder])).node
 
 
 @pytest.fixture

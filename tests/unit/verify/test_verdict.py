@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.evidence.verify.verdict import Node, Verdict, error_of, show, worst
+from pipeline.evidence.verify.verdict import Node, Verdict, show, verdict_error, worst_verdict
 from tests.docs.error_table import error_families
 
 GOOD, BAD = Node("good"), Node("bad", Verdict.BROKEN, "is wrong")
@@ -25,7 +25,7 @@ GOOD, BAD = Node("good"), Node("bad", Verdict.BROKEN, "is wrong")
 def test_the_worst_counts_and_nothing_is_not_valid(
     verdicts: list[Verdict], expected: Verdict
 ) -> None:
-    assert worst(verdicts) is expected
+    assert worst_verdict(verdicts) is expected
 
 
 def test_the_tree_shows_every_node_that_is_not_folded_away() -> None:
@@ -42,15 +42,15 @@ def test_the_tree_shows_every_node_that_is_not_folded_away() -> None:
 
 
 def test_the_ending_names_the_culprit() -> None:
-    error = error_of(Node("top", children=(GOOD, Node("mid", children=(BAD,)))))
+    error = verdict_error(Node("top", children=(GOOD, Node("mid", children=(BAD,)))))
     assert str(error) == "top: bad: is wrong"
-    assert error_of(GOOD) is None
-    assert str(error_of(Node("alone", Verdict.STALE))) == "alone: stale"
+    assert verdict_error(GOOD) is None
+    assert str(verdict_error(Node("alone", Verdict.STALE))) == "alone: stale"
 
 
 def test_every_bad_verdict_has_an_exit_code_of_its_own() -> None:
     bad = [v for v in Verdict if v is not Verdict.VALID]
-    errors = [error_of(Node("x", verdict)) for verdict in bad]
+    errors = [verdict_error(Node("x", verdict)) for verdict in bad]
     codes = [error.exit_code for error in errors if error]
     assert len(set(codes)) == len(bad)
     assert set(codes) <= {family.exit_code for family in error_families()}

@@ -15,7 +15,7 @@ from pipeline.artifacts.oci.layout import export_layout
 from pipeline.core.errors import EvidenceBroken, PipelineError, RecordInvalid, UnknownImage
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.evidence.verify.artifact import open_file, open_layout, read_bounded
-from pipeline.evidence.verify.evidence import MOST_FILES, beside, gather
+from pipeline.evidence.verify.evidence import MOST_FILES, beside, gather_envelopes
 from pipeline.evidence.verify.verdict import Verdict
 from tests.unit.verify.world import World
 
@@ -315,7 +315,7 @@ def test_evidence_behind_a_link_is_not_read(world: World, tmp_path: Path) -> Non
     outside.write_bytes(world.signed("provenance").dump())
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle" / "a.dsse.json").symlink_to(outside)
-    items = gather([tmp_path / "bundle"])
+    items = gather_envelopes([tmp_path / "bundle"])
     assert items[0].envelope is None
     node = world.walk(items).node
     assert node.verdict is Verdict.BROKEN
@@ -324,29 +324,29 @@ def test_evidence_behind_a_link_is_not_read(world: World, tmp_path: Path) -> Non
 
 def test_a_files_name_cannot_colour_the_terminal(world: World, tmp_path: Path) -> None:
     (tmp_path / "\x1b[32mvalid\n.dsse.json").write_bytes(b"{")
-    (items,) = gather([tmp_path])
+    (items,) = gather_envelopes([tmp_path])
     assert items.name == " [32mvalid .dsse.json"
     assert "\x1b" not in items.error
     (tmp_path / "\x1b[2J.dsse.json").symlink_to("x")
-    assert not any("\x1b" in x.name + x.error for x in gather([tmp_path]))
+    assert not any("\x1b" in x.name + x.error for x in gather_envelopes([tmp_path]))
 
 
 def test_named_evidence_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(EvidenceBroken, match="no such evidence"):
-        gather([tmp_path / "x"])
+        gather_envelopes([tmp_path / "x"])
 
 
 def test_a_flood_of_evidence_is_not_read(tmp_path: Path) -> None:
     for number in range(MOST_FILES + 1):
         (tmp_path / f"{number}.dsse.json").touch()
     with pytest.raises(RecordInvalid, match="more than"):
-        gather([tmp_path])
+        gather_envelopes([tmp_path])
 
 
 def test_a_file_is_gathered_by_its_name(world: World, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(world.envelopes()["provenance"].dump())
-    assert gather([path])[0].envelope == world.envelopes()["provenance"]
+    assert gather_envelopes([path])[0].envelope == world.envelopes()["provenance"]
 
 
 def test_a_folder_is_no_small_file(tmp_path: Path) -> None:

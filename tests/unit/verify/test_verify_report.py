@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts.attest.envelope import SUFFIX, enclose
-from pipeline.artifacts.attest.keys import LocalSigner, PrivateKey, new_key
+from pipeline.artifacts.attest.keys import LocalSigner, PrivateKey, make_private_key
 from pipeline.core.errors import NumberChanged
 from pipeline.evidence.verify.chain import Judge
-from pipeline.evidence.verify.evidence import beside, gather
+from pipeline.evidence.verify.evidence import beside, gather_envelopes
 from pipeline.evidence.verify.runs import Behind, judge_report
-from pipeline.evidence.verify.verdict import Node, Verdict, error_of, show
+from pipeline.evidence.verify.verdict import Node, Verdict, show, verdict_error
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.serving.bench.results.recompute import benchmark_statement
 from pipeline.serving.report.build import report_data
@@ -26,7 +26,7 @@ from pipeline.serving.report.page import render_page, report_statement
 from tests.unit.bench.example_run import FOLDER
 from tests.unit.verify.world import NOW, WHEN, trust_in, trusted
 
-KEY = new_key()
+KEY = make_private_key()
 JUDGE = Judge(trust_in(trusted(KEY)), None, NOW)
 
 
@@ -53,7 +53,7 @@ def _sign(path: Path, key: PrivateKey = KEY) -> None:
 
 
 def _judged(path: Path, behind: Behind | None = None) -> Node:
-    return judge_report(path, gather(beside(path)), JUDGE, behind or Behind(None)).node
+    return judge_report(path, gather_envelopes(beside(path)), JUDGE, behind or Behind(None)).node
 
 
 def _all(node: Node) -> list[Node]:
@@ -91,7 +91,7 @@ def test_an_untouched_report_is_as_signed_and_its_run_is_walked(page: Path) -> N
 def test_a_changed_digit_in_the_data_is_named_with_all_that_contradict_it(page: Path) -> None:
     _change_data(page)
     node = _judged(page)
-    error = error_of(node)
+    error = verdict_error(node)
     assert isinstance(error, NumberChanged)
     assert str(page) in str(error)
     assert "which was not signed" in str(error)
@@ -117,7 +117,7 @@ def test_a_byte_that_people_see_and_that_was_changed_is_found(
     assert match
     page.write_bytes(data[: match.start(1)] + new + data[match.end(1) :])
     node = _judged(page)
-    error = error_of(node)
+    error = verdict_error(node)
     assert isinstance(error, NumberChanged)
     assert error.exit_code == 77
     assert "which was not signed" in str(error)
@@ -209,7 +209,7 @@ def test_a_run_two_folders_below_is_found(page: Path) -> None:
 
 def test_a_report_signed_by_a_stranger_is_broken(page: Path) -> None:
     _change_data(page)
-    _sign(page, new_key())
+    _sign(page, make_private_key())
     assert _judged(page).verdict is Verdict.BROKEN
 
 

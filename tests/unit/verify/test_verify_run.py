@@ -13,22 +13,22 @@ from typing import Any
 import pytest
 
 from pipeline.artifacts.attest.envelope import SUFFIX, enclose
-from pipeline.artifacts.attest.keys import LocalSigner, PrivateKey, new_key
-from pipeline.artifacts.attest.names import EVIDENCE_SET, REPORT, kind_of
+from pipeline.artifacts.attest.keys import LocalSigner, PrivateKey, make_private_key
+from pipeline.artifacts.attest.names import EVIDENCE_SET, REPORT, predicate_kind
 from pipeline.artifacts.attest.statement import make_statement
 from pipeline.artifacts.oci.layout import export_layout
 from pipeline.core.errors import NumberChanged
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.evidence.verify.chain import Judge
-from pipeline.evidence.verify.evidence import gather
-from pipeline.evidence.verify.runs import Behind, judge_run
-from pipeline.evidence.verify.verdict import Node, Verdict, error_of, how_to_add_facts, show
+from pipeline.evidence.verify.evidence import gather_envelopes
+from pipeline.evidence.verify.runs import Behind, judge_bench_run
+from pipeline.evidence.verify.verdict import Node, Verdict, how_to_add_facts, show, verdict_error
 from pipeline.serving.bench.metrics import intervals, metrics_of
-from pipeline.serving.bench.model import RequestRow, Run
+from pipeline.serving.bench.model import BenchRun, RequestRow
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.serving.bench.record import (
     append_rows,
-    read_rows,
+    read_request_rows,
     read_run,
     write_run,
 )
@@ -37,7 +37,7 @@ from pipeline.serving.recipe import tiny
 from tests.unit.bench.example_run import write_example
 from tests.unit.verify.world import NOW, WHEN, World, trust_in, trusted
 
-KEY, TINY = new_key(), sha256_of(tiny.tiny_gguf())
+KEY, TINY = make_private_key(), sha256_of(tiny.tiny_gguf())
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def folder(tmp_path: Path, world: World) -> Path:
     return tmp_path / "run"
 
 
-def _with_inputs(run: Run, **inputs: Any) -> Run:
+def _with_inputs(run: BenchRun, **inputs: Any) -> BenchRun:
     return run.model_copy(update={"inputs": run.inputs.model_copy(update=inputs)})
 
 
@@ -67,7 +67,7 @@ def _judged(folder: Path, world: World, judge: Judge | None = None) -> Node:
     judge = judge or Judge(trust_in(trusted(KEY, "bench"), trusted(world.key)), world.checkout, NOW)
     statements = sorted(folder.glob(f"*{SUFFIX}"))
     behind = Behind(world.store, [folder, folder.parent])
-    return judge_run(folder, gather(statements), judge, behind).node
+    return judge_bench_run(folder, gather_envelopes(statements), judge, behind).node
 
 
 def _find(node: Node, title: str) -> Node:
@@ -130,17 +130,17 @@ def test_what_is_missing_of_a_host_s_facts_is_answered_with_the_command_that_add
 def test_a_key_that_is_trusted_for_another_kind_does_not_vouch_for_facts(
     folder: Path, world: World, kind: str
 ) -> None:
-    path, other = folder.parent / "facts.json", new_key()
+    path, other = folder.parent / "facts.json", make_private_key()
     statement = make_statement("facts.json", sha256_of(path.read_bytes()), kind, {})
     path.with_name(f"{path.name}{SUFFIX}").write_bytes(
         enclose(statement, [LocalSigner(other)]).dump()
     )
-    believed = trusted(other, "reporter", **{"for": [kind_of(kind)]})
+    believed = trusted(other, "reporter", **{"for": [predicate_kind(kind)]})
     trust = trust_in(trusted(KEY, "bench"), trusted(world.key), believed)
     facts = _find(_judged(folder, world, Judge(trust, world.checkout, NOW)), "host facts")
     assert facts.verdict is Verdict.BROKEN
     assert facts.culprit().message == (
-        f"is a statement of the kind {kind_of(kind)}, not host-facts"
+        f"is a statement of the kind {predicate_kind(kind)}, not host-facts"
     )
 
 
@@ -188,7 +188,7 @@ def test_a_changed_number_is_named_with_what_follows_and_its_file_is_not_as_sign
     _edit(folder, _put(place, value))
     node = _judged(folder, world)
     assert node.verdict is Verdict.CHANGED
-    error = error_of(node)
+    error = verdict_error(node)
     assert isinstance(error, NumberChanged)
     assert error.exit_code == 77
     assert re.search(r"bench.json has sha256:\w+, which was not signed", str(error))
@@ -252,7 +252,7 @@ def test_requests_that_are_cut_or_no_requests_never_pass(
 
 def test_a_statement_and_run_changed_together_are_not_believed(folder: Path, world: World) -> None:
     _edit(folder, _put("/server/model", "faster"))
-    _sign(folder, new_key())
+    _sign(folder, make_private_key())
     node = _judged(folder, world)
     assert node.verdict is Verdict.BROKEN
     assert _find(node, "signature").own is Verdict.BROKEN
@@ -336,7 +336,7 @@ def test_a_layout_beside_the_run_stands_in_for_the_store(
     if not is_whole:
         (layout / "blobs" / "sha256" / (world.artifact.layers or ("",))[0][7:]).unlink()
     judge = Judge(trust_in(trusted(KEY, "bench"), trusted(world.key)), world.checkout, NOW)
-    walked = judge_run(folder, [], judge, Behind(None, [layout]))
+    walked = judge_bench_run(folder, [], judge, Behind(None, [layout]))
     image = _find(walked.node, "image layout")
     assert (image.verdict is Verdict.BROKEN) is not is_whole
     assert ("layer 1 of 4" in image.message) is not is_whole
@@ -364,7 +364,7 @@ def test_a_statement_of_another_kind_beside_a_run_is_broken(folder: Path, world:
     assert _find(_judged(folder, world), "provenance").verdict is Verdict.BROKEN
 
 
-def _rewritten(folder: Path, run: Run, rows: list[list[list[RequestRow]]]) -> None:
+def _rewritten(folder: Path, run: BenchRun, rows: list[list[list[RequestRow]]]) -> None:
     """A run over chosen requests, all computed again: what a signer of a better number makes."""
     (folder / REQUESTS_FILE).unlink()
     cells, at = [], 0
@@ -380,8 +380,8 @@ def _rewritten(folder: Path, run: Run, rows: list[list[list[RequestRow]]]) -> No
     _sign(folder)
 
 
-def _all_rows(folder: Path, run: Run) -> list[list[list[RequestRow]]]:
-    return [[list(read_rows(folder, t.requests)) for t in c.trials] for c in run.cells]
+def _all_rows(folder: Path, run: BenchRun) -> list[list[list[RequestRow]]]:
+    return [[list(read_request_rows(folder, t.requests)) for t in c.trials] for c in run.cells]
 
 
 def test_a_run_that_was_computed_again_over_all_its_requests_is_valid(

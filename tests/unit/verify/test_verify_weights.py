@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pipeline.artifacts.attest.envelope import enclose
-from pipeline.artifacts.attest.keys import LocalSigner, new_key
-from pipeline.artifacts.attest.names import EVIDENCE_SET, HOST_FACTS, REPORT, kind_of
+from pipeline.artifacts.attest.keys import LocalSigner, make_private_key
+from pipeline.artifacts.attest.names import EVIDENCE_SET, HOST_FACTS, REPORT, predicate_kind
 from pipeline.artifacts.attest.statement import make_statement
 from pipeline.artifacts.attest.trust import OwnKeys, Trust
 from pipeline.evidence.verify.chain import Judge
@@ -20,42 +20,42 @@ from pipeline.evidence.verify.evidence import read_item
 from pipeline.evidence.verify.verdict import Node, Verdict
 from pipeline.evidence.verify.weights import judge_weights
 from pipeline.images.spec.checkout import Checkout
-from pipeline.weights.check.verify import VerifyOptions, verify
-from pipeline.weights.model import lock_path, write_lock
-from pipeline.weights.place import Place
+from pipeline.weights.check.verify import WeightsVerifyOptions, verify_files
+from pipeline.weights.model import lock_path, write_weights_lock
+from pipeline.weights.place import LockedFolder
 from pipeline.weights.sign import signing
 from pipeline.weights.sign.record import set_digest
 from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.verify.world import NOW, trust_in, trusted
 
 LARGE = {"model.safetensors": b"weights" * 1000, "sub dir/b.safetensors": b"more"}
-KEY, OTHER = new_key(), new_key()
+KEY, OTHER = make_private_key(), make_private_key()
 BY = Judge(trust_in(trusted(KEY)), None, NOW)
 FILES = len(SMALL) + len(LARGE)
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LockedFolder:
     """A set that was verified once, well after it was written."""
     place = make_set(tmp_path / "set", SMALL, LARGE)
     now = time.time_ns()
     with monkeypatch.context() as patch:
         patch.setattr("pipeline.weights.disk.receipt.disk_time_ns", lambda _: now + 3_600 * 10**9)
-        verify(place, VerifyOptions(full=True))
+        verify_files(place, WeightsVerifyOptions(full=True))
     return place
 
 
-def judged(place: Place, judge: Judge = BY, **changes: Any) -> dict[str, Node]:
+def judged(place: LockedFolder, judge: Judge = BY, **changes: Any) -> dict[str, Node]:
     walked = judge_weights(place, [], [], replace(judge, **changes))
     assert walked.node.title == f"tiny {set_digest(place.lock)}"
     return {node.title: node for node in walked.node.children}
 
 
-def sign(place: Place) -> None:
-    signing.sign(place, KEY, signing.default_signature(place))
+def sign(place: LockedFolder) -> None:
+    signing.sign_folder(place, KEY, signing.default_signature(place))
 
 
-def test_a_verified_set_that_nobody_signed_is_unsigned_and_not_read(place: Place) -> None:
+def test_a_verified_set_that_nobody_signed_is_unsigned_and_not_read(place: LockedFolder) -> None:
     nodes = judged(place)
     assert list(nodes) == ["lock", "files", "signature"]
     assert nodes["signature"].own is Verdict.UNSIGNED
@@ -74,14 +74,14 @@ def test_a_set_that_nothing_vouches_for_is_incomplete_until_it_is_read(tmp_path:
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_damage_is_broken_and_named(place: Place, deep: bool) -> None:
+def test_damage_is_broken_and_named(place: LockedFolder, deep: bool) -> None:
     (place.root / "config.json").unlink()
     files = judged(place, deep=deep)["files"]
     assert files.own is Verdict.BROKEN
     assert files.message.startswith("config.json: missing")
 
 
-def test_bytes_that_changed_under_the_receipt_are_found_by_reading(place: Place) -> None:
+def test_bytes_that_changed_under_the_receipt_are_found_by_reading(place: LockedFolder) -> None:
     path = place.root / "model.safetensors"
     path.write_bytes(b"Weights" * 1000)
     assert judged(place)["files"].own is Verdict.INCOMPLETE
@@ -90,7 +90,9 @@ def test_bytes_that_changed_under_the_receipt_are_found_by_reading(place: Place)
     assert files.message.startswith("model.safetensors: ")
 
 
-def test_a_signed_set_is_valid_for_a_trusted_key_and_says_what_was_read(place: Place) -> None:
+def test_a_signed_set_is_valid_for_a_trusted_key_and_says_what_was_read(
+    place: LockedFolder,
+) -> None:
     sign(place)
     nodes = judged(place)
     assert list(nodes) == ["lock", "files", "model signature"]
@@ -103,7 +105,7 @@ def test_a_signed_set_is_valid_for_a_trusted_key_and_says_what_was_read(place: P
     assert deep.message == f"by builder, over {files} files, {files} read"
 
 
-def test_without_a_trust_file_a_signature_proves_nothing(place: Place) -> None:
+def test_without_a_trust_file_a_signature_proves_nothing(place: LockedFolder) -> None:
     sign(place)
     signature = judged(place, trust=None)["model signature"]
     assert signature.own is Verdict.INCOMPLETE
@@ -112,8 +114,10 @@ def test_without_a_trust_file_a_signature_proves_nothing(place: Place) -> None:
     assert own.own is Verdict.INCOMPLETE
 
 
-@pytest.mark.parametrize("keys", [[OTHER], [OTHER, new_key()]])
-def test_a_signature_by_a_key_that_nobody_trusts_is_broken(place: Place, keys: list[Any]) -> None:
+@pytest.mark.parametrize("keys", [[OTHER], [OTHER, make_private_key()]])
+def test_a_signature_by_a_key_that_nobody_trusts_is_broken(
+    place: LockedFolder, keys: list[Any]
+) -> None:
     sign(place)
     trust = trust_in(*(trusted(key, f"key-{at}") for at, key in enumerate(keys)))
     signature = judged(place, trust=trust)["model signature"]
@@ -121,7 +125,7 @@ def test_a_signature_by_a_key_that_nobody_trusts_is_broken(place: Place, keys: l
     assert ("no key of the trust file made it" in signature.message) is (len(keys) > 1)
 
 
-def test_the_right_key_is_found_among_others(place: Place) -> None:
+def test_the_right_key_is_found_among_others(place: LockedFolder) -> None:
     sign(place)
     trust = trust_in(trusted(OTHER, "another"), trusted(KEY))
     assert judged(place, trust=trust)["model signature"].message.startswith("by builder")
@@ -142,7 +146,7 @@ def test_the_right_key_is_found_among_others(place: Place) -> None:
     ],
 )
 def test_a_key_that_is_not_for_weights_or_not_for_now_is_broken(
-    place: Place, change: dict[str, Any]
+    place: LockedFolder, change: dict[str, Any]
 ) -> None:
     sign(place)
     signature = judged(place, trust=trust_in(trusted(KEY, **change)))["model signature"]
@@ -150,21 +154,23 @@ def test_a_key_that_is_not_for_weights_or_not_for_now_is_broken(
     assert "the key builder" in signature.message
 
 
-def test_the_lock_is_compared_with_that_of_the_checkout(place: Place, tmp_path: Path) -> None:
+def test_the_lock_is_compared_with_that_of_the_checkout(
+    place: LockedFolder, tmp_path: Path
+) -> None:
     checkout = Checkout(tmp_path / "checkout")
     assert judged(place, checkout=checkout)["lock"].message.endswith(place.lock.commit[:12])
     path = lock_path(checkout, "tiny")
     path.parent.mkdir(parents=True)
-    write_lock(path, place.lock)
+    write_weights_lock(path, place.lock)
     same = judged(place, checkout=checkout)["lock"]
     assert (same.own, same.message.rpartition(", ")[2]) == (Verdict.VALID, "as in the checkout")
     newer = make_set(tmp_path / "newer", SMALL, LARGE, commit="f" * 40).lock
-    write_lock(path, newer)
+    write_weights_lock(path, newer)
     stale = judged(place, checkout=checkout)["lock"]
     assert stale.own is Verdict.STALE
     assert stale.message.endswith(f"org/tiny at {place.lock.commit}, org/tiny at {newer.commit}")
     lying = make_set(tmp_path / "lying", SMALL, {**LARGE, "model.safetensors": b"x"}).lock
-    write_lock(path, lying)
+    write_weights_lock(path, lying)
     assert judged(place, checkout=checkout)["lock"].own is Verdict.BROKEN
     path.write_text("edited\n")
     edited = judged(place, checkout=checkout)["lock"]
@@ -172,7 +178,7 @@ def test_the_lock_is_compared_with_that_of_the_checkout(place: Place, tmp_path: 
     assert edited.message.partition(": ")[0] == str(path)
 
 
-def test_a_record_about_something_else_breaks_the_set(place: Place) -> None:
+def test_a_record_about_something_else_breaks_the_set(place: LockedFolder) -> None:
     statement = make_statement("x", "sha256:" + "0" * 64, HOST_FACTS, {})
     item = read_item("facts", enclose(statement, [LocalSigner(KEY)]).dump())
     walked = judge_weights(place, [], [item], BY)
@@ -189,7 +195,7 @@ def test_a_record_about_something_else_breaks_the_set(place: Place) -> None:
     ],
 )
 def test_an_unsigned_record_takes_nothing_from_a_set_whose_signature_holds(
-    place: Place, is_signed: bool, trust: Trust | None, want: Verdict
+    place: LockedFolder, is_signed: bool, trust: Trust | None, want: Verdict
 ) -> None:
     statement = make_statement("tiny", set_digest(place.lock), "urn:of:others", {"anything": 1})
     item = read_item("note", enclose(statement, []).dump())
@@ -203,14 +209,14 @@ def test_an_unsigned_record_takes_nothing_from_a_set_whose_signature_holds(
 
 @pytest.mark.parametrize("kind", [REPORT, EVIDENCE_SET, HOST_FACTS])
 def test_a_key_that_is_trusted_for_another_kind_does_not_vouch_for_weights(
-    place: Place, kind: str
+    place: LockedFolder, kind: str
 ) -> None:
     statement = make_statement("tiny", set_digest(place.lock), kind, {})
     item = read_item("x", enclose(statement, [LocalSigner(KEY)]).dump())
-    trust = trust_in(trusted(KEY, "builder", **{"for": [kind_of(kind)]}))
+    trust = trust_in(trusted(KEY, "builder", **{"for": [predicate_kind(kind)]}))
     walked = judge_weights(place, [], [item], replace(BY, trust=trust))
     assert walked.node.verdict is Verdict.BROKEN
     assert walked.node.culprit().message == (
-        f"is a statement of the kind {kind_of(kind)}, not weights"
+        f"is a statement of the kind {predicate_kind(kind)}, not weights"
     )
     assert walked.believed == ()

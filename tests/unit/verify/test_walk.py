@@ -19,9 +19,9 @@ from pipeline.evidence.statements.results import gate_predicate, gate_statements
 from pipeline.evidence.verify.artifact import open_file
 from pipeline.evidence.verify.evidence import distinct, read_item
 from pipeline.evidence.verify.verdict import Code, Node, Verdict, show
-from pipeline.evidence.verify.walk import judge_results, walk
+from pipeline.evidence.verify.walk import judge_results, walk_evidence
 from pipeline.images.gate.evidence import CaseVerdict, ImageGates
-from pipeline.images.lock.model import read_lock, sealed, write_lock
+from pipeline.images.lock.model import read_lock, sealed_lock, write_lock
 from pipeline.images.spec.checkout import Checkout
 from tests.makers import AMD64
 from tests.unit.verify.world import NOW, WHEN, World, evidence, trust_in, trusted
@@ -135,7 +135,7 @@ def test_one_unsigned_statement_among_signed_ones_is_unsigned(world: World) -> N
 
 def test_without_a_trust_file_nothing_is_valid(world: World) -> None:
     items = [read_item(name, e.dump()) for name, e in world.envelopes().items()]
-    walked = walk(world.artifact, items, None, world.checkout, NOW)
+    walked = walk_evidence(world.artifact, items, None, world.checkout, NOW)
     assert walked.node.verdict is Verdict.INCOMPLETE
     assert walked.believed == ()
 
@@ -310,7 +310,7 @@ def edit_own_file(checkout: Checkout) -> None:
 def move_lock(checkout: Checkout) -> None:
     path = checkout.lock_path("engine", AMD64)
     old = read_lock(path)
-    write_lock(path, sealed("engine", AMD64, old.spec, old.base_lock, old.wheels[:1], []))
+    write_lock(path, sealed_lock("engine", AMD64, old.spec, old.base_lock, old.wheels[:1], []))
 
 
 def move_golden(checkout: Checkout) -> None:

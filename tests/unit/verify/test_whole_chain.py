@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts.attest.envelope import SUFFIX, enclose
-from pipeline.artifacts.attest.keys import LocalSigner, new_key
+from pipeline.artifacts.attest.keys import LocalSigner, make_private_key
 from pipeline.artifacts.attest.names import HOST_FACTS
 from pipeline.artifacts.attest.statement import make_statement
 from pipeline.artifacts.store.store import Store
 from pipeline.core.model import sha256_of
 from pipeline.evidence.statements.evidence_set import evidence_folder
 from pipeline.evidence.verify.chain import Judge
-from pipeline.evidence.verify.evidence import beside, gather
+from pipeline.evidence.verify.evidence import beside, gather_envelopes
 from pipeline.evidence.verify.runs import Behind, judge_report
-from pipeline.evidence.verify.verdict import Node, Verdict, error_of, show
+from pipeline.evidence.verify.verdict import Node, Verdict, show, verdict_error
 from pipeline.hosts.facts.summary import summarise
 from pipeline.serving.bench.place import RUN_FILE
 from pipeline.serving.bench.record import write_run
@@ -38,7 +38,7 @@ from tests.unit.verify.world import NOW, WHEN, World, trust_in, trusted
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 RECIPE = "kimi-k26-vllm-8x"
-KEY = new_key()
+KEY = make_private_key()
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Story:
         trust = trust_in(trusted(KEY, "bench"), trusted(self.world.key))
         judge = Judge(trust, self.world.checkout, NOW, deep=True)
         places = [self.folder / name for name in ("weights", "records", "recipes")]
-        items = gather(beside(self.page))
+        items = gather_envelopes(beside(self.page))
         return judge_report(self.page, items, judge, Behind(self.store, places)).node
 
 
@@ -66,7 +66,7 @@ def story(tmp_path: Path, world: World) -> Story:
     signer = LocalSigner(KEY)
     store = _store(tmp_path, world)
     place = make_set(tmp_path / "weights", SMALL, {"model.safetensors": b"weights" * 1000})
-    signing.sign(place, KEY, signing.default_signature(place))
+    signing.sign_folder(place, KEY, signing.default_signature(place))
     host = tmp_path / "records" / "node1.json"
     host.parent.mkdir()
     found = facts(blackwell(2))
@@ -117,7 +117,7 @@ def test_a_number_is_walked_to_host_image_patch_wheel_and_weight_file(story: Sto
     node = story.judged()
     text = show(node, everything=True)
     assert node.verdict is Verdict.VALID, text
-    assert error_of(node) is None
+    assert verdict_error(node) is None
     titles = "\n".join(each.title for each in _all(node))
     named = ("image engine linux/amd64", "weights tiny", f"recipe {RECIPE}", "host facts")
     for title in (*named, "workload example", "client", "numbers of the report", "files"):

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.attest.envelope import Envelope, Signature, enclose
-from pipeline.artifacts.attest.keys import LocalSigner, PrivateKey, key_id, new_key, public_pem
+from pipeline.artifacts.attest.keys import (
+    LocalSigner,
+    PrivateKey,
+    key_id,
+    make_private_key,
+    public_pem,
+)
 from pipeline.artifacts.attest.names import KINDS
 from pipeline.artifacts.attest.statement import Moment, Statement
 from pipeline.artifacts.attest.trust import Trust
@@ -25,7 +31,7 @@ from pipeline.evidence.statements.image import image_statements, rebuild_stateme
 from pipeline.evidence.verify.artifact import Artifact, open_image
 from pipeline.evidence.verify.evidence import EvidenceItem, read_item
 from pipeline.evidence.verify.verdict import Node
-from pipeline.evidence.verify.walk import Walk, walk
+from pipeline.evidence.verify.walk import Walk, walk_evidence
 from pipeline.images.assemble.image import Built
 from pipeline.images.gate.evidence import (
     CaseVerdict,
@@ -155,7 +161,7 @@ class World:
             items = [read_item(name, e.dump()) for name, e in items.items()]
         given: dict[str, Any] = {"artifact": self.artifact, "checkout": self.checkout, "now": NOW}
         given |= {"trust": trust or self.trust, "items": items, **changes}
-        return walk(**given)
+        return walk_evidence(**given)
 
     def judge(self, **changed: Envelope | None) -> Node:
         """The verdict when some of the evidence is replaced, or taken away, and signed so."""
@@ -200,7 +206,7 @@ def make_world(place: Path) -> World:
     checkout, store, built = build_in(place, root_image([deb, more]), image)
     gates = [evidence(store, g, "passed", checkout) for g in ("smem", "patches")]
     keep_evidence(store, "engine", AMD64, built.digest, gates)
-    key = new_key()
+    key = make_private_key()
     statements = image_statements(checkout, store, built, WHEN, spdx=True)
     statements["rebuild"] = rebuild_statement(built, LocalSigner(key), "", WHEN)
-    return World(place, checkout, store, built, key, new_key(), copy.copy(statements))
+    return World(place, checkout, store, built, key, make_private_key(), copy.copy(statements))

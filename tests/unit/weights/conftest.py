@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.net.http import Client
-from pipeline.core.net.settings import Settings
+from pipeline.core.net.http import NetClient
+from pipeline.core.net.settings import NetworkSettings
 from pipeline.weights.disk import receipt
 from pipeline.weights.hub import Hub
-from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
-from pipeline.weights.place import Place, new_place
+from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed_weights_lock
+from pipeline.weights.place import LockedFolder, new_place
 from pipeline.weights.transfer.fetch import fetch_files
 from pipeline.weights.transfer.sources import find_routes
 from pipeline.weights.transfer.workers import Options
@@ -38,7 +38,7 @@ class Bed:
     folder: Path
     files: dict[str, bytes] = field(default_factory=dict)
     commit: str = ""
-    settings: Settings = field(default_factory=lambda: Settings(()))
+    settings: NetworkSettings = field(default_factory=lambda: NetworkSettings(()))
     _lock: WeightsLock | None = None
 
     def publish(self, files: Mapping[str, bytes]) -> str:
@@ -58,18 +58,18 @@ class Bed:
     def lock(self) -> WeightsLock:
         if self._lock is None:
             files = self.asker().files("org/tiny", self.commit)
-            self._lock = sealed(self.spec(), self.commit, files)
+            self._lock = sealed_weights_lock(self.spec(), self.commit, files)
         return self._lock
 
     def pin(self, path: str = BIG) -> FilePin:
         return next(pin for pin in self.lock().files if pin.path == path)
 
-    def place(self, *, hub_cache: bool = False) -> Place:
+    def place(self, *, hub_cache: bool = False) -> LockedFolder:
         return new_place(self.folder, self.lock(), hub_cache=hub_cache)
 
     def fetch(
         self,
-        place: Place | None = None,
+        place: LockedFolder | None = None,
         *,
         pins: list[FilePin] | None = None,
         stall_s: float = 0.4,
@@ -81,7 +81,7 @@ class Bed:
     ) -> list[str]:
         """Fetch as the command does, only more impatiently; returns what was brought."""
         place = place or self.place()
-        client = Client(self.settings)
+        client = NetClient(self.settings)
         routes = find_routes(
             client,
             place.lock,
@@ -96,7 +96,7 @@ class Bed:
         brought = fetch_files(place, wanted, routes, client=client, options=Options(**chosen))
         return [pin.path for pin in brought]
 
-    def require_right(self, place: Place | None = None) -> None:
+    def require_right(self, place: LockedFolder | None = None) -> None:
         """Everything is there under its name, and nothing else is."""
         place = place or self.place()
         for path, data in self.files.items():

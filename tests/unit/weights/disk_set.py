@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline.core.errors import SourceUnreachable
-from pipeline.core.net.http import Client
+from pipeline.core.net.http import NetClient
 from pipeline.core.net.settings import plain_settings
 from pipeline.weights.check.repair import RouteSupply
-from pipeline.weights.check.verify import Checked, VerifyOptions, VerifyReport, verify
-from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
-from pipeline.weights.place import Place, new_place
+from pipeline.weights.check.verify import Checked, VerifyReport, WeightsVerifyOptions, verify_files
+from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed_weights_lock
+from pipeline.weights.place import LockedFolder, new_place
 from pipeline.weights.transfer.router import ByteStream, NotAvailable
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -56,7 +56,7 @@ def lock_of(files: Mapping[str, bytes], name: str = "tiny") -> WeightsLock:
         quant="bf16",
         about="A set of weights that is only here for the tests.",
     )
-    return sealed(spec, COMMIT, [pin_of(path, data) for path, data in files.items()])
+    return sealed_weights_lock(spec, COMMIT, [pin_of(path, data) for path, data in files.items()])
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,14 @@ class CopyAsRoute:
 
 
 def supply_of(copies: Sequence[Copy]) -> RouteSupply:
-    return RouteSupply([CopyAsRoute(copy) for copy in copies], Client(plain_settings()))
+    return RouteSupply([CopyAsRoute(copy) for copy in copies], NetClient(plain_settings()))
 
 
 @dataclass(frozen=True)
 class DiskSet:
     """A place with its files, and the folder of a right copy."""
 
-    place: Place
+    place: LockedFolder
     files: Mapping[str, bytes]
     copy: Path
 
@@ -123,7 +123,7 @@ class DiskSet:
         return self.place.file(self.pin(path))
 
     def check(self, **request: object) -> Checked:
-        return verify(self.place, VerifyOptions(**request))  # type: ignore[arg-type]
+        return verify_files(self.place, WeightsVerifyOptions(**request))  # type: ignore[arg-type]
 
     def report(self, **request: object) -> VerifyReport:
         return self.check(**request).report
@@ -138,7 +138,7 @@ class DiskSet:
         return all(names[path].read_bytes() == data for path, data in self.files.items())
 
 
-def write_set(place: Place, files: Mapping[str, bytes]) -> None:
+def write_set(place: LockedFolder, files: Mapping[str, bytes]) -> None:
     for pin in place.lock.files:
         place.file(pin).parent.mkdir(parents=True, exist_ok=True)
         place.file(pin).write_bytes(files[pin.path])

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from pipeline.core.errors import DigestMismatch, HubBroken, RevisionMoved, SpecInvalid
-from pipeline.weights.model import FilePin, WeightsLock, sealed
-from pipeline.weights.transfer.lookup import diff_locks, look_up
+from pipeline.weights.model import FilePin, WeightsLock, sealed_weights_lock
+from pipeline.weights.transfer.lookup import diff_weights_locks, look_up
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import Stage
 from tests.unit.weights.conftest import BIG, SMALL, Bed, big_bytes
@@ -132,11 +132,11 @@ def test_parts_that_are_not_all_there_are_reported(bed: Bed) -> None:
 def test_a_diff_says_what_came_went_and_changed(bed: Bed) -> None:
     def lock(**files: str) -> WeightsLock:
         pins = [FilePin(path=p, size_bytes=1, sha256=c * 64) for p, c in files.items()]
-        return sealed(bed.spec(), files["a"] * 40, pins)
+        return sealed_weights_lock(bed.spec(), files["a"] * 40, pins)
 
     old, new = lock(a="1", b="2", c="3"), lock(a="1", b="4", d="5")
-    moves = [(m.kind, m.path) for m in diff_locks(old, new)]
+    moves = [(m.kind, m.path) for m in diff_weights_locks(old, new)]
     assert moves == [("changed", "b"), ("removed", "c"), ("added", "d")]
-    assert diff_locks(old, old) == []
-    assert [m.kind for m in diff_locks(None, old)] == ["commit", "added", "added", "added"]
-    assert diff_locks(old, lock(a="6", b="2", c="3"))[0].kind == "commit"
+    assert diff_weights_locks(old, old) == []
+    assert [m.kind for m in diff_weights_locks(None, old)] == ["commit", "added", "added", "added"]
+    assert diff_weights_locks(old, lock(a="6", b="2", c="3"))[0].kind == "commit"

@@ -12,10 +12,10 @@ import pytest
 
 from pipeline.core import files
 from pipeline.core.errors import DiskFull
-from pipeline.weights.check.repair import repair
+from pipeline.weights.check.repair import repair_damage
 from pipeline.weights.disk import receipt
-from pipeline.weights.disk.survey import shown
-from pipeline.weights.model import dump
+from pipeline.weights.disk.survey import shown_name
+from pipeline.weights.model import dump_weights_lock
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import DiskSet, flip, make_set, supply_of
 
@@ -101,7 +101,7 @@ def test_odd_names_are_spelled_out_and_set_aside(
         ended = sm120("weights", command[0], a_set.place.root, *command[1:])
         assert ended.error == "WeightsDamaged", (command, ended.err)
         assert "\x1b" not in ended.out + ended.err
-        assert shown(os.fsdecode(name)) in ended.out.replace("\\\\", "\\")
+        assert shown_name(os.fsdecode(name)) in ended.out.replace("\\\\", "\\")
     ended = sm120("weights", "verify", a_set.place.root, "--repair", "--offline", "--json")
     assert ended.code == 0, ended.err
     assert json.loads(ended.out)["whole"]
@@ -123,7 +123,7 @@ def test_long_names_of_many_bytes_are_set_aside(a_set: DiskSet, sm120: Command) 
 
 def test_plain_names_of_any_script_are_shown_as_they_are() -> None:
     for name in ("config.json", "模型-1.safetensors", "sub dir/ü ñ #1%.json"):
-        assert shown(name) == name
+        assert shown_name(name) == name
 
 
 def test_folders_deeper_than_the_stack_are_walked(a_set: DiskSet, sm120: Command) -> None:
@@ -137,7 +137,7 @@ def test_folders_deeper_than_the_stack_are_walked(a_set: DiskSet, sm120: Command
     os.close(at)
     assert sm120("weights", "verify", a_set.place.root).error == "WeightsDamaged"
     a_set.path(SHARD).unlink()
-    repair(a_set.place, a_set.check(), supply_of([a_set.source]))
+    repair_damage(a_set.place, a_set.check(), supply_of([a_set.source]))
     assert a_set.holds_all()
     subprocess.run(["rm", "-r", str(a_set.place.root / "a")], check=True)  # pytest could not
 
@@ -147,7 +147,9 @@ def test_folders_deeper_than_the_stack_are_walked(a_set: DiskSet, sm120: Command
 def test_a_lock_with_an_absurd_size_is_refused(
     a_set: DiskSet, sm120: Command, size: int, command: str
 ) -> None:
-    text = dump(a_set.place.lock).replace('"size_bytes": 300000', f'"size_bytes": {size}')
+    text = dump_weights_lock(a_set.place.lock).replace(
+        '"size_bytes": 300000', f'"size_bytes": {size}'
+    )
     a_set.place.lock_file.write_text(text)
     assert sm120("weights", command, a_set.place.root).error == "LockEdited"
 
@@ -156,7 +158,7 @@ def test_a_lock_with_an_absurd_size_is_refused(
 def test_a_lock_with_a_name_that_no_disk_can_have_is_refused(
     a_set: DiskSet, sm120: Command, name: str
 ) -> None:
-    text = dump(a_set.place.lock).replace("config.json", name)
+    text = dump_weights_lock(a_set.place.lock).replace("config.json", name)
     a_set.place.lock_file.write_text(text)
     ended = sm120("weights", "verify", a_set.place.root)
     assert ended.error == "LockEdited"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import LockEdited, WeightsUnknown
-from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
-from pipeline.weights.place import Place, find_places, new_place
+from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed_weights_lock
+from pipeline.weights.place import LockedFolder, find_places, new_place
 
 SHA = "a" * 64
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -20,7 +20,7 @@ def lock() -> WeightsLock:
         quant="bf16",
         about="A set of weights that is only here for the tests.",
     )
-    return sealed(spec, COMMIT, [FilePin(path="sub/a.json", size_bytes=3, sha256=SHA)])
+    return sealed_weights_lock(spec, COMMIT, [FilePin(path="sub/a.json", size_bytes=3, sha256=SHA)])
 
 
 @pytest.mark.parametrize("hub_cache", [False, True])
@@ -53,7 +53,7 @@ def test_a_folder_that_is_not_there_is_not_taken_for_weights(tmp_path: Path) -> 
 
 
 def test_a_changed_lock_beside_the_files_is_refused(tmp_path: Path) -> None:
-    place = Place(tmp_path, lock())
+    place = LockedFolder(tmp_path, lock())
     place.keep_lock()
     text = place.lock_file.read_text(encoding="utf-8")
     place.lock_file.write_text(text.replace(SHA, "b" * 64), encoding="utf-8")

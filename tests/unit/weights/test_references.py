@@ -8,14 +8,14 @@ from pipeline.core.errors import LockEdited, SpecInvalid
 from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.model import (
     FilePin,
-    current_lock,
+    current_weights_lock,
     lock_path,
     read_spec,
-    sealed,
-    spec_of,
+    sealed_weights_lock,
     spec_path,
-    write_lock,
+    weights_spec,
     write_spec,
+    write_weights_lock,
 )
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -40,7 +40,7 @@ def checkout(tmp_path: Path) -> Checkout:
 def test_a_model_is_named_by_its_repository_and_revision(
     reference: str, name: str, revision: str
 ) -> None:
-    spec = spec_of(reference)
+    spec = weights_spec(reference)
     assert (spec.name, spec.revision) == (name, revision)
     assert spec.repository == reference.partition("@")[0]
     assert spec.wants("any/file.at-all")
@@ -58,44 +58,46 @@ def test_a_model_is_named_by_its_repository_and_revision(
 )
 def test_what_the_hub_cannot_have_is_refused_before_it_is_asked(reference: str) -> None:
     with pytest.raises(SpecInvalid) as refused:
-        spec_of(reference)
+        weights_spec(reference)
     assert "organisation/model@revision" in refused.value.hint
     assert str(refused.value).isprintable()
 
 
 def test_names_that_are_too_long_for_a_spec_stay_apart() -> None:
-    one, other = spec_of(f"org/{'n' * 150}-a"), spec_of(f"org/{'n' * 150}-b")
+    one, other = weights_spec(f"org/{'n' * 150}-a"), weights_spec(f"org/{'n' * 150}-b")
     assert len(one.name) == len(other.name) == 80
     assert one.name != other.name
 
 
 def test_a_lock_is_found_by_its_reference_without_a_spec(checkout: Checkout) -> None:
     spec = read_spec(checkout, "org/tiny")
-    lock = sealed(spec, COMMIT, [PIN])
-    write_lock(lock_path(checkout, spec.name), lock)
-    assert current_lock(checkout, "org/tiny") == lock
+    lock = sealed_weights_lock(spec, COMMIT, [PIN])
+    write_weights_lock(lock_path(checkout, spec.name), lock)
+    assert current_weights_lock(checkout, "org/tiny") == lock
 
 
 def test_a_saved_spec_leaves_the_lock_current_and_may_be_edited(checkout: Checkout) -> None:
     spec = read_spec(checkout, "org/tiny@v1")
-    write_lock(lock_path(checkout, spec.name), sealed(spec, COMMIT, [PIN]))
+    write_weights_lock(lock_path(checkout, spec.name), sealed_weights_lock(spec, COMMIT, [PIN]))
     write_spec(spec_path(checkout, spec.name), spec)
     assert read_spec(checkout, spec.name) == spec
-    assert current_lock(checkout, spec.name) == current_lock(checkout, "org/tiny@v1")
+    assert current_weights_lock(checkout, spec.name) == current_weights_lock(
+        checkout, "org/tiny@v1"
+    )
     with spec_path(checkout, spec.name).open("a", encoding="utf-8") as file:
         file.write('include: ["*.json"]\n')
     assert not read_spec(checkout, "org/tiny@v1").wants("README.md")
 
 
 def test_a_spec_of_another_model_under_that_name_is_not_used(checkout: Checkout) -> None:
-    other = spec_of("Org/Tiny").model_copy(update={"name": "org--tiny"})
+    other = weights_spec("Org/Tiny").model_copy(update={"name": "org--tiny"})
     write_spec(spec_path(checkout, "org--tiny"), other)
     with pytest.raises(SpecInvalid, match="is of Org/Tiny at main"):
         read_spec(checkout, "org/tiny")
 
 
 def test_a_lock_of_another_model_under_that_name_is_not_used(checkout: Checkout) -> None:
-    other = spec_of("Org/Tiny")
-    write_lock(lock_path(checkout, "org--tiny"), sealed(other, COMMIT, [PIN]))
+    other = weights_spec("Org/Tiny")
+    write_weights_lock(lock_path(checkout, "org--tiny"), sealed_weights_lock(other, COMMIT, [PIN]))
     with pytest.raises(LockEdited, match="Org/Tiny"):
-        current_lock(checkout, "org/tiny")
+        current_weights_lock(checkout, "org/tiny")

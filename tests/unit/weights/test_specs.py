@@ -31,10 +31,10 @@ def test_every_shipped_spec_can_be_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lock_answers_its_spec_or_is_not_there(name: str) -> None:
-    from pipeline.weights.model import current_lock
+    from pipeline.weights.model import current_weights_lock
 
     if lock_path(CHECKOUT, name).exists():
-        assert current_lock(CHECKOUT, name).name == name
+        assert current_weights_lock(CHECKOUT, name).name == name
 
 
 def test_one_quant_of_a_collection_does_not_bring_the_other() -> None:

@@ -11,14 +11,14 @@ from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.model import (
     FilePin,
     WeightsSpec,
-    current_lock,
-    dump,
+    current_weights_lock,
+    dump_weights_lock,
     lock_path,
-    read_lock,
     read_spec,
-    sealed,
+    read_weights_lock,
+    sealed_weights_lock,
     spec_names,
-    write_lock,
+    write_weights_lock,
 )
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -52,9 +52,9 @@ def checkout(tmp_path: Path) -> Checkout:
 
 def test_a_lock_is_written_and_read_back_the_same(checkout: Checkout) -> None:
     spec = read_spec(checkout, "tiny")
-    lock = sealed(spec, COMMIT, [pin("b.safetensors"), pin("a b/ü.json", large=False)])
-    write_lock(lock_path(checkout, "tiny"), lock)
-    assert current_lock(checkout, "tiny") == lock
+    lock = sealed_weights_lock(spec, COMMIT, [pin("b.safetensors"), pin("a b/ü.json", large=False)])
+    write_weights_lock(lock_path(checkout, "tiny"), lock)
+    assert current_weights_lock(checkout, "tiny") == lock
     assert [f.path for f in lock.files] == ["a b/ü.json", "b.safetensors"]
     assert spec_names(checkout) == ["tiny"]
 
@@ -69,27 +69,31 @@ def test_include_and_exclude_choose_files_in_any_folder(checkout: Checkout) -> N
 
 def test_an_edited_lock_is_refused(checkout: Checkout) -> None:
     path = lock_path(checkout, "tiny")
-    write_lock(path, sealed(read_spec(checkout, "tiny"), COMMIT, [pin("a.json")]))
+    write_weights_lock(
+        path, sealed_weights_lock(read_spec(checkout, "tiny"), COMMIT, [pin("a.json")])
+    )
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace('"size_bytes": 5', '"size_bytes": 6'), encoding="utf-8")
     with pytest.raises(LockEdited, match="seal"):
-        read_lock(path)
+        read_weights_lock(path)
 
 
 def test_a_lock_with_an_unknown_field_is_refused(checkout: Checkout) -> None:
     path = lock_path(checkout, "tiny")
-    lock = sealed(read_spec(checkout, "tiny"), COMMIT, [pin("a.json")])
-    path.write_text(dump(lock) + "more: 1\n", encoding="utf-8")
+    lock = sealed_weights_lock(read_spec(checkout, "tiny"), COMMIT, [pin("a.json")])
+    path.write_text(dump_weights_lock(lock) + "more: 1\n", encoding="utf-8")
     with pytest.raises(LockEdited, match="more"):
-        read_lock(path)
+        read_weights_lock(path)
 
 
 def test_a_lock_of_an_older_spec_is_stale(checkout: Checkout) -> None:
     spec = read_spec(checkout, "tiny")
     older = spec.model_copy(update={"revision": "v1"})
-    write_lock(lock_path(checkout, "tiny"), sealed(older, COMMIT, [pin("a.json")]))
+    write_weights_lock(
+        lock_path(checkout, "tiny"), sealed_weights_lock(older, COMMIT, [pin("a.json")])
+    )
     with pytest.raises(LockStale):
-        current_lock(checkout, "tiny")
+        current_weights_lock(checkout, "tiny")
 
 
 def test_another_description_does_not_make_a_lock_stale(checkout: Checkout) -> None:
@@ -100,7 +104,7 @@ def test_another_description_does_not_make_a_lock_stale(checkout: Checkout) -> N
 
 def test_a_missing_lock_says_how_to_make_it(checkout: Checkout) -> None:
     with pytest.raises(LockMissing) as caught:
-        current_lock(checkout, "tiny")
+        current_weights_lock(checkout, "tiny")
     assert "sm120 weights lock" in caught.value.hint
 
 
@@ -153,7 +157,7 @@ def test_paths_that_cannot_lie_side_by_side_are_refused(
     checkout: Checkout, paths: list[str]
 ) -> None:
     with pytest.raises(ValidationError):
-        sealed(read_spec(checkout, "tiny"), COMMIT, [pin(p) for p in paths])
+        sealed_weights_lock(read_spec(checkout, "tiny"), COMMIT, [pin(p) for p in paths])
 
 
 def test_hashes_are_gits_own_for_small_files_and_plain_for_large_ones() -> None:
@@ -175,4 +179,4 @@ def test_a_spec_with_a_moving_name_for_a_commit_is_allowed_but_a_lock_is_not() -
         }
     )
     with pytest.raises(ValidationError):
-        sealed(spec, "main", [pin("a")])
+        sealed_weights_lock(spec, "main", [pin("a")])

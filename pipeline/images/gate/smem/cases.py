@@ -298,7 +298,7 @@ class Override(Frozen):
     values: dict[str, int]
 
 
-class Case(Frozen):
+class KernelCase(Frozen):
     """A case with every dimension a number: what a worker is given."""
 
     gate: Name
@@ -321,7 +321,7 @@ class Gates(Frozen):
     setup: EngineSetup
     gates: dict[Name, GateFile]
 
-    def cases(self, only: str | None = None) -> list[Case]:
+    def cases(self, only: str | None = None) -> list[KernelCase]:
         return [
             case
             for name, gate in sorted(self.gates.items())
@@ -394,21 +394,21 @@ def require_small(name: str, argument: Any) -> None:
         require_small(name, inner)
 
 
-def expanded(gate: str, spec: CaseSpec) -> Iterator[Case]:
+def expanded(gate: str, spec: CaseSpec) -> Iterator[KernelCase]:
     """Makes one case for every combination of `each`, with all sizes worked out."""
     same = {name: getattr(spec, name) for name in _COPIED}
     for values in itertools.product(*spec.each.values()):
         sizes = {**spec.dims, **dict(zip(spec.each, values, strict=True))}
         label = "-".join([spec.name, *map(str, values)])
         arguments = {key: _resolved(arg, sizes, label) for key, arg in spec.arguments.items()}
-        yield Case(gate=gate, name=label, arguments=arguments, base=spec.name, **same)
+        yield KernelCase(gate=gate, name=label, arguments=arguments, base=spec.name, **same)
 
 
 def _resolved(argument: Argument, sizes: Mapping[str, int], label: str) -> dict[str, Any]:
     """Writes an argument as plain JSON, its sizes as numbers."""
 
     def number(size: Size) -> int:
-        return size_of(size, sizes, label)
+        return dimension_of(size, sizes, label)
 
     def all_of(named: Mapping[str, Argument]) -> dict[str, Any]:
         return {key: _resolved(inner, sizes, label) for key, inner in named.items()}
@@ -436,7 +436,7 @@ def _resolved(argument: Argument, sizes: Mapping[str, int], label: str) -> dict[
     return argument.model_dump(exclude_unset=True)
 
 
-def size_of(size: Size, sizes: Mapping[str, int], label: str) -> int:
+def dimension_of(size: Size, sizes: Mapping[str, int], label: str) -> int:
     """A size as a number: products of numbers and named dimensions."""
     if isinstance(size, int):
         return size

@@ -24,10 +24,10 @@ from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import GateEnvironment, PatchConflict, ResolveFailed, StoreDamaged
 from pipeline.core.files import on_all_cores, os_errors_explained, write_bytes
 from pipeline.core.model import canonical_json, sha256_of
-from pipeline.core.net.http import Client
+from pipeline.core.net.http import NetClient
 from pipeline.core.net.settings import with_login
 from pipeline.images.assemble import patch
-from pipeline.images.assemble.layer import read_file
+from pipeline.images.assemble.layer import read_layer_file
 from pipeline.images.assemble.locked_layers import make_layers
 from pipeline.images.assemble.plan import ImagePlan, LayerKind, LayerPlan, Work
 from pipeline.images.fetch.inputs import Fetcher
@@ -55,7 +55,7 @@ MOST_TRIED = 6
 class WheelFinder:
     """Asks the configured indexes for one wheel of an exact version."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: NetClient) -> None:
         self._client = client
         self._offers: dict[str, list[tuple[str, DistributionPackage]]] = {}
 
@@ -95,14 +95,14 @@ class WheelFinder:
 
     def _listed(self, project: str) -> list[tuple[str, DistributionPackage]]:
         from pipeline.images.fetch.index import (
-            list_files,  # slow to import; most gates ask no index
+            list_index_files,  # slow to import; most gates ask no index
         )
 
         if project not in self._offers:
             self._offers[project] = [
                 (index, package)
                 for index in self._client.settings.indexes
-                for package in list_files(self._client, index, project)
+                for package in list_index_files(self._client, index, project)
             ]
         return self._offers[project]
 
@@ -126,7 +126,9 @@ def for_host(
         # torch only carries the tensors; anything else must be the image's own version
         if pin.name != "torch":
             raise
-        for version in nearest(Version(pin.version), finder.versions(pin.name))[:MOST_TRIED]:
+        for version in nearest_versions(Version(pin.version), finder.versions(pin.name))[
+            :MOST_TRIED
+        ]:
             with suppress(ResolveFailed):
                 wheel = finder.find(pin.name, str(version), python, host)
                 break
@@ -139,7 +141,7 @@ def for_host(
     return wheel
 
 
-def nearest(wanted: Version, offered: Sequence[Version]) -> list[Version]:
+def nearest_versions(wanted: Version, offered: Sequence[Version]) -> list[Version]:
     """Sorts versions by how far they are in the list of published ones, the newer of two first."""
     ordered = sorted({*offered, wanted})
     place = ordered.index(wanted)
@@ -206,7 +208,7 @@ def mark_used(path: Path) -> None:
 Placing = Callable[[FileRow], str | None]
 
 
-def unpack(store: Store, layers: Iterable[LayerRecord], place: Placing, folder: Path) -> None:
+def unpack_kept(store: Store, layers: Iterable[LayerRecord], place: Placing, folder: Path) -> None:
     """Writes the files that `place` keeps, each checked by its hash."""
     jobs: dict[str, tuple[LayerRecord, FileRow]] = {}
     for layer in layers:
@@ -222,7 +224,7 @@ def unpack(store: Store, layers: Iterable[LayerRecord], place: Placing, folder: 
             if not row.target.startswith("/") and ".." not in row.target.split("/"):
                 path.symlink_to(row.target)
             return
-        path.write_bytes(read_file(store.blob_path(layer.digest), row))
+        path.write_bytes(read_layer_file(store.blob_path(layer.digest), row))
         # ptxas must start; the image's owners and other bits do not count
         path.chmod(0o755 if row.mode & 0o111 else 0o644)
 
@@ -272,7 +274,7 @@ def engine_tree(context: GateContext, plan: ImagePlan, pin: WheelPin) -> EngineT
         if not folder.is_dir():
             layers = context.layers([layer_of(plan, pin, plan.architecture)])
             with context.store.scratch() as scratch, os_errors_explained(folder):
-                unpack(context.store, layers, place, scratch / "engine")
+                unpack_kept(context.store, layers, place, scratch / "engine")
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(scratch / "engine", folder)
     mark_used(folder)

@@ -33,7 +33,7 @@ from pipeline.images.gate.smem.engine import (
     layer_of,
     locked_wheel,
     mark_used,
-    unpack,
+    unpack_kept,
 )
 from pipeline.images.gate.smem.stub_libraries import make_stubs
 from pipeline.images.lock.model import WheelPin
@@ -273,7 +273,7 @@ def _make(
         log.step(f"Unpacking what {plan.spec.name} compiles with"),
     ):
         work = scratch / "environment"
-        unpack(context.store, layers, place, work)
+        unpack_kept(context.store, layers, place, work)
         usr, torch = work / "root" / "usr", work / "site" / "torch"
         libraries = [*torch.glob("lib/*.so*"), *torch.glob("_C*.so")]
         system = [*(usr / "lib" / triple).glob("*.so*"), *(usr / "bin").iterdir()]

@@ -16,7 +16,7 @@ from pathlib import Path
 from pipeline.core.errors import GateInvalid, GateUnknown, there_are
 from pipeline.core.model import Frozen
 from pipeline.images.assemble.plan import ImagePlan
-from pipeline.images.gate.smem.cases import Case, Gates, Override, read_gates
+from pipeline.images.gate.smem.cases import Gates, KernelCase, Override, read_gates
 from pipeline.images.gate.smem.coverage import coverage, engine_kernels
 from pipeline.images.gate.smem.engine import (
     EngineTree,
@@ -27,8 +27,8 @@ from pipeline.images.gate.smem.engine import (
 )
 from pipeline.images.gate.smem.environment import Environment, make_environment
 from pipeline.images.gate.smem.limits import Card
-from pipeline.images.gate.smem.results import CaseResult, GateResult, overall
-from pipeline.images.gate.smem.run import GateTarget, answered, judge_all, worker_digest
+from pipeline.images.gate.smem.results import CaseResult, GateResult, overall_of_cases
+from pipeline.images.gate.smem.run import GateTarget, answered, judge_cases, worker_digest
 from pipeline.images.spec.image import PatchSeries
 
 # Launch parameters that shape a tile; `tl.dot` needs at least 16 of each.
@@ -59,9 +59,9 @@ class ImageGate:
     def target(self, tree: EngineTree, card: Card) -> GateTarget:
         return GateTarget(self.context.store, self.environment, tree, self.gates.setup, card)
 
-    def judge(self, tree: EngineTree, card: Card, cases: Sequence[Case]) -> list[CaseResult]:
+    def judge(self, tree: EngineTree, card: Card, cases: Sequence[KernelCase]) -> list[CaseResult]:
         """Every case's verdict on one tree."""
-        return judge_all(self.target(tree, card), self.gates, cases)
+        return judge_cases(self.target(tree, card), self.gates, cases)
 
     def patched(self, series: PatchSeries | None = None) -> EngineTree:
         """The engine as the image holds it, or would with another series."""
@@ -129,7 +129,7 @@ def run_gate(
         card=card,
         environment=gate.environment.facts,
         worker=worker_digest(),
-        verdict=overall(cases),
+        verdict=overall_of_cases(cases),
         cases=cases,
         coverage=covered,
         sandbox=gate.target(tree, card).sandbox,
@@ -137,7 +137,7 @@ def run_gate(
     )
 
 
-def chosen_cases(cases: Sequence[Case], only: str | None) -> list[Case]:
+def chosen_cases(cases: Sequence[KernelCase], only: str | None) -> list[KernelCase]:
     """All cases, or those whose name fits a pattern such as `extend-*`."""
     chosen = [case for case in cases if only is None or fnmatchcase(case.name, only)]
     if only is not None and not chosen:
@@ -148,7 +148,7 @@ def chosen_cases(cases: Sequence[Case], only: str | None) -> list[Case]:
     return chosen
 
 
-def find_case(gates: Gates, name: str) -> Case:
+def find_case(gates: Gates, name: str) -> KernelCase:
     """One case by its name."""
     cases = {case.name: case for case in gates.cases()}
     if name not in cases:
@@ -186,8 +186,8 @@ class CaseTuning(Frozen):
     choices: list[Choice]
 
 
-def tune(
-    gate: ImageGate, card: Card, case: Case, warps: Sequence[int], stages: Sequence[int]
+def sweep_launches(
+    gate: ImageGate, card: Card, case: KernelCase, warps: Sequence[int], stages: Sequence[int]
 ) -> CaseTuning:
     """Sweeps what the kernel is launched with, under the engine as the image holds it."""
     # patches that others published for the same kernel are worth comparing with

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pipeline.artifacts.containers.sandbox import Sandbox
 from pipeline.core.model import Digest, Frozen
 from pipeline.images.gate.evidence import CaseVerdict, worst
-from pipeline.images.gate.smem.cases import AcceptedKernel, Case
+from pipeline.images.gate.smem.cases import AcceptedKernel, KernelCase
 from pipeline.images.gate.smem.environment import EnvironmentFacts
 from pipeline.images.gate.smem.limits import Card
 
@@ -179,7 +179,7 @@ class GateResult(Frozen):
 
 
 def judge_case(
-    case: Case,
+    case: KernelCase,
     answer: WorkerAnswer,
     card: Card,
     accepted: Sequence[AcceptedKernel],
@@ -226,7 +226,7 @@ def judge_case(
 
 
 def _verdict(
-    case: Case, answer: WorkerAnswer, kernels: Sequence[KernelResult]
+    case: KernelCase, answer: WorkerAnswer, kernels: Sequence[KernelResult]
 ) -> tuple[CaseVerdict, str]:
     # first of all: a kernel that is too large stays so, however the call then ended
     over = [k.record for k in kernels if k.verdict == "over"]
@@ -263,7 +263,7 @@ def _verdict(
     return ("passed", "") if reason is None else ("accepted", reason)
 
 
-def unanswered(case: Case, answer: WorkerAnswer) -> str:
+def unanswered(case: KernelCase, answer: WorkerAnswer) -> str:
     """Why a case was not judged."""
     if answer.ended == "timed out":
         return f"took longer than {case.timeout_s} s and was stopped"
@@ -278,7 +278,7 @@ def _placeless(message: str) -> str:
     return message.partition(" Repro command:")[0]
 
 
-def overall(cases: Sequence[CaseResult]) -> CaseVerdict:
+def overall_of_cases(cases: Sequence[CaseResult]) -> CaseVerdict:
     """The verdict on all cases together."""
     return worst([case.verdict for case in cases])
 

@@ -24,7 +24,7 @@ from pipeline.core.errors import Interrupted
 from pipeline.core.files import os_errors_explained, write_bytes
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.images.gate.files import EngineSetup
-from pipeline.images.gate.smem.cases import Case, Gates
+from pipeline.images.gate.smem.cases import Gates, KernelCase
 from pipeline.images.gate.smem.engine import EngineTree, mark_used, modules_defining
 from pipeline.images.gate.smem.environment import Environment
 from pipeline.images.gate.smem.limits import Card
@@ -64,7 +64,7 @@ class GateTarget:
     card: Card
     sandbox: Sandbox = field(default_factory=find_sandbox)
 
-    def key(self, case: Case) -> str:
+    def key(self, case: KernelCase) -> str:
         """Everything that decides the answer to a case."""
         # these only decide the verdict, so an answer outlives a change of them
         asked = case.model_dump(exclude={"gate", "stands_for", "kernels", "spill_free", "base"})
@@ -85,7 +85,7 @@ class GateTarget:
     def folder(self, name: str) -> Path:
         return self.store.root / "gate" / name
 
-    def answer_path(self, case: Case) -> Path:
+    def answer_path(self, case: KernelCase) -> Path:
         return self.folder("answers") / f"{self.key(case).removeprefix('sha256:')}.json"
 
     @property
@@ -99,7 +99,7 @@ class GateTarget:
         return self.folder("kernels-unlocked") / self.tree.digest.removeprefix("sha256:")
 
 
-def judge_all(target: GateTarget, gates: Gates, cases: Sequence[Case]) -> list[CaseResult]:
+def judge_cases(target: GateTarget, gates: Gates, cases: Sequence[KernelCase]) -> list[CaseResult]:
     """Judges every case."""
     return [
         judge_case(case, answer, target.card, gates.gates[case.gate].accepted, cached=cached)
@@ -107,12 +107,16 @@ def judge_all(target: GateTarget, gates: Gates, cases: Sequence[Case]) -> list[C
     ]
 
 
-def answered(target: GateTarget, cases: Sequence[Case]) -> list[tuple[Case, WorkerAnswer, bool]]:
+def answered(
+    target: GateTarget, cases: Sequence[KernelCase]
+) -> list[tuple[KernelCase, WorkerAnswer, bool]]:
     """Returns each case with its answer, and whether that was kept from an earlier run."""
     kept = {case.name: read_answer(target, case) for case in cases}
     if known := sum(answer is not None for answer in kept.values()):
         log.say(f"  {known} of {log.count(len(cases), 'case')} judged before, from the store")
-    new = {a.case: a for a in ask(target, [case for case in cases if kept[case.name] is None])}
+    new = {
+        a.case: a for a in ask_workers(target, [case for case in cases if kept[case.name] is None])
+    }
     results, tree = [], target.tree
     for case in cases:
         answer = kept[case.name] or new[case.name]
@@ -130,7 +134,7 @@ def answered(target: GateTarget, cases: Sequence[Case]) -> list[tuple[Case, Work
     return results
 
 
-def read_answer(target: GateTarget, case: Case) -> WorkerAnswer | None:
+def read_answer(target: GateTarget, case: KernelCase) -> WorkerAnswer | None:
     """Reads a kept answer; a damaged or half-written one counts as none."""
     path = target.answer_path(case)
     try:
@@ -141,7 +145,7 @@ def read_answer(target: GateTarget, case: Case) -> WorkerAnswer | None:
     return answer if answer.case == case.name else None
 
 
-def ask(target: GateTarget, cases: Sequence[Case]) -> list[WorkerAnswer]:
+def ask_workers(target: GateTarget, cases: Sequence[KernelCase]) -> list[WorkerAnswer]:
     """Puts cases to workers, a process a core, and keeps their answers."""
     if not cases:
         return []
@@ -166,7 +170,7 @@ def ask(target: GateTarget, cases: Sequence[Case]) -> list[WorkerAnswer]:
 
 
 def _ask_in_turn(
-    target: GateTarget, cases: list[Case], stop: threading.Event, bar: log.Bar
+    target: GateTarget, cases: list[KernelCase], stop: threading.Event, bar: log.Bar
 ) -> list[WorkerAnswer]:
     """Starts one process after the other until all cases have answers: a bad case ends its own."""
     answers: list[WorkerAnswer] = []
@@ -186,7 +190,11 @@ def _ask_in_turn(
 
 
 def _one_process(
-    target: GateTarget, cases: list[Case], scratch: Path, stop: threading.Event, gauge: log.Gauge
+    target: GateTarget,
+    cases: list[KernelCase],
+    scratch: Path,
+    stop: threading.Event,
+    gauge: log.Gauge,
 ) -> list[WorkerAnswer]:
     """Returns one worker's answers until it is done, dies or is stopped; at least one."""
     interpret = cases[0].numerics is not None
@@ -258,7 +266,7 @@ def _one_process(
 def _watch(
     process: subprocess.Popen[bytes],
     reader: BinaryIO,
-    cases: list[Case],
+    cases: list[KernelCase],
     stop: threading.Event,
     gauge: log.Gauge,
 ) -> Literal["died", "timed out"]:

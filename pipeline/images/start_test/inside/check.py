@@ -57,11 +57,11 @@ PyMODINIT_FUNC PyInit_compiled_here(void) { return PyModule_Create(&about); }
 """
 
 
-class Broken(Exception):
+class CheckFailed(Exception):
     """Why something does not do what the engine will ask of it."""
 
 
-def check(name: str, title: str) -> Callable[[Check], Check]:
+def register_check(name: str, title: str) -> Callable[[Check], Check]:
     """Registers a check; they run in the order of this file."""
 
     def register(function: Check) -> Check:
@@ -78,10 +78,12 @@ def run(command: Sequence[str], limit_s: float, cwd: str | None = None) -> str:
             command, cwd=cwd, timeout=limit_s, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT
         )
     except OSError as error:
-        raise Broken(f"{command[0]}: {error.strerror}") from error
+        raise CheckFailed(f"{command[0]}: {error.strerror}") from error
     except subprocess.CalledProcessError as error:
         last = last_lines(error.output.decode(errors="replace"))
-        raise Broken(f"{Path(command[0]).name}: {_ending(error.returncode)}: {last}") from error
+        raise CheckFailed(
+            f"{Path(command[0]).name}: {_ending(error.returncode)}: {last}"
+        ) from error
     return output.decode(errors="replace")
 
 
@@ -94,21 +96,21 @@ def last_lines(text: str) -> str:
     return " ".join(text.split())[-_LONGEST // 2 :] or "it printed nothing"
 
 
-@check("user", "user")
+@register_check("user", "user")
 def check_user(wanted: Wanted) -> str:
     """It runs as the user that the spec names, and that user has its home."""
     entry = pwd.getpwuid(os.getuid())
     if entry.pw_name != wanted["user"]:
-        raise Broken(f"it runs as {entry.pw_name} ({entry.pw_uid}), not as {wanted['user']}")
+        raise CheckFailed(f"it runs as {entry.pw_name} ({entry.pw_uid}), not as {wanted['user']}")
     if os.getuid() == 0:
-        raise Broken("it runs as root")
+        raise CheckFailed("it runs as root")
     home = os.environ.get("HOME")
     if home != entry.pw_dir:
-        raise Broken(f"HOME is {home}, and the home of {entry.pw_name} is {entry.pw_dir}")
+        raise CheckFailed(f"HOME is {home}, and the home of {entry.pw_name} is {entry.pw_dir}")
     return f"{entry.pw_name} ({entry.pw_uid}:{os.getgid()}), home {home}"
 
 
-@check("folders", "folders")
+@register_check("folders", "folders")
 def check_folders(wanted: Wanted) -> str:
     """It can write to every folder that the engine will write to."""
     bad = []
@@ -123,17 +125,17 @@ def check_folders(wanted: Wanted) -> str:
             owner = f"{about.st_uid}:{about.st_gid}, mode {about.st_mode & 0o7777:04o}"
             bad.append(f"{folder}: {error.strerror} ({nearest} belongs to {owner})")
     if bad:
-        raise Broken("; ".join(bad[:_SHOWN]))
+        raise CheckFailed("; ".join(bad[:_SHOWN]))
     return f"written to: {', '.join(wanted['folders'])}"
 
 
-@check("libraries", "libraries")
+@register_check("libraries", "libraries")
 def check_libraries(wanted: Wanted) -> Iterator[Row]:
     """Every library that a program or module of the image asks for is in it, or the driver's."""
     files = list(libraries.linked_files())
     python = libraries.read_needs(Path(sys.executable).resolve())
     if python is None:
-        raise Broken(f"{sys.executable}: cannot be read")
+        raise CheckFailed(f"{sys.executable}: cannot be read")
     loader = libraries.Loader(files, os.environ)
     missing = libraries.missing_libraries(files, loader, python.machine)
     drivers = [name for name in missing if name in wanted["driver"]]
@@ -153,14 +155,14 @@ def check_libraries(wanted: Wanted) -> Iterator[Row]:
         more = f" and {len(by) - 1} more" if len(by) > 1 else ""
         yield f"library {name}", "failed", f"missing from the image; {by[0]}{more} asks for it"
     if len(bad) > _MOST_ROWS:
-        raise Broken(f"{len(bad)} are missing from the image")
+        raise CheckFailed(f"{len(bad)} are missing from the image")
     count = sum(file.machine == python.machine for file in files)
     rest = f"; the driver brings {', '.join(drivers)}" if drivers else ""
     found = f"all but {len(bad)} of" if bad else "all"
     yield "libraries", "failed" if bad else "passed", f"{found} those of {count} files{rest}"
 
 
-@check("programs", "programs")
+@register_check("programs", "programs")
 def check_programs(wanted: Wanted) -> Iterator[Row]:
     """Programs that engines call by name are on the PATH."""
     for name in wanted["programs"]:
@@ -169,12 +171,12 @@ def check_programs(wanted: Wanted) -> Iterator[Row]:
         yield f"program {name}", verdict, path or f"not found on PATH ({os.environ.get('PATH')})"
 
 
-@check("certificates", "certificates")
+@register_check("certificates", "certificates")
 def check_certificates(wanted: Wanted) -> str:
     """CAs, without which nothing can be downloaded from the Hub."""
     count = ssl.create_default_context().cert_store_stats()["x509_ca"]
     if not count:
-        raise Broken("Python finds no certificate authorities")
+        raise CheckFailed("Python finds no certificate authorities")
     return f"{count} certificate authorities"
 
 
@@ -187,7 +189,7 @@ def _sources(files: Mapping[str, str]) -> Iterator[Path]:
         yield Path(folder)
 
 
-@check("c", "C compiler")
+@register_check("c", "C compiler")
 def check_c(wanted: Wanted) -> str:
     """gcc and Python's headers: Triton compiles its launchers with them."""
     extension = f"compiled_here{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -200,7 +202,7 @@ def check_c(wanted: Wanted) -> str:
     return f"gcc made a module of Python's headers in {include}, and it loads"
 
 
-@check("cxx", "C++ compiler")
+@register_check("cxx", "C++ compiler")
 def check_cxx(wanted: Wanted) -> str:
     """g++ and its headers: FlashInfer's kernels are C++."""
     text = "#include <vector>\nint main() { return std::vector<int>(3).size() != 3; }\n"
@@ -210,26 +212,26 @@ def check_cxx(wanted: Wanted) -> str:
     return "g++ made a program, and it runs"
 
 
-@check("ninja", "ninja")
+@register_check("ninja", "ninja")
 def check_ninja(wanted: Wanted) -> str:
     """ninja, which FlashInfer and torch call by name."""
     rules = "rule copy\n command = cp $in $out\nbuild y.txt: copy x.txt\n"
     with _sources({"x.txt": "x\n", "x.ninja": rules}) as folder:
         run(["ninja", "-f", "x.ninja"], wanted["limit_s"], str(folder))
         if not (folder / "y.txt").is_file():
-            raise Broken("ninja built nothing")
+            raise CheckFailed("ninja built nothing")
     version = run(["ninja", "--version"], wanted["limit_s"]).strip()
     return f"{version}: built a target"
 
 
-@check("nvcc", "CUDA compiler")
+@register_check("nvcc", "CUDA compiler")
 def check_nvcc(wanted: Wanted) -> str:
     """nvcc with its headers, for the image's card, and a library of it finds the CUDA runtime."""
     arch, limit_s = wanted["arch"], wanted["limit_s"]
     with _sources({"x.cu": _CUDA, "y.cu": _SHARED}) as folder:
         run(["nvcc", f"-arch={arch}", "-cubin", "x.cu", "-o", "x.cubin"], limit_s, str(folder))
         if not (folder / "x.cubin").read_bytes().startswith(b"\x7fELF"):
-            raise Broken("nvcc made something that is not a cubin")
+            raise CheckFailed("nvcc made something that is not a cubin")
         flags = ["-shared", "-Xcompiler", "-fPIC", "-cudart=shared", "y.cu", "-o", "y.so"]
         run(["nvcc", f"-arch={arch}", *flags], limit_s, str(folder))
         # in a process of its own: it looks for the runtime as a kernel compiled at run time does
@@ -238,16 +240,16 @@ def check_nvcc(wanted: Wanted) -> str:
     return f"nvcc made a kernel for {arch}; the CUDA runtime answers"
 
 
-@check("triton", "Triton's ptxas")
+@register_check("triton", "Triton's ptxas")
 def check_triton(wanted: Wanted) -> str:
     """Triton's own ptxas, which assembles every kernel at run time."""
     spec = importlib.util.find_spec("triton")
     places = spec.submodule_search_locations if spec else None
     if not places:
-        raise Broken("there is no module triton")
+        raise CheckFailed("there is no module triton")
     found = sorted(Path(places[0], "backends/nvidia/bin").glob("ptxas*"))
     if not found:
-        raise Broken(f"{places[0]}: holds no ptxas")
+        raise CheckFailed(f"{places[0]}: holds no ptxas")
     arch, failures = wanted["arch"], []
     for version, program in itertools.product(_PTX_VERSIONS, found):
         with _sources({"x.ptx": _PTX.format(version=version, arch=arch)}) as folder:
@@ -255,12 +257,12 @@ def check_triton(wanted: Wanted) -> str:
             try:
                 run(command, wanted["limit_s"], str(folder))
                 return f"{program} assembled a kernel for {arch}"
-            except Broken as error:
+            except CheckFailed as error:
                 failures.append(str(error))
-    raise Broken("; ".join(failures))
+    raise CheckFailed("; ".join(failures))
 
 
-@check("modules", "modules")
+@register_check("modules", "modules")
 def check_modules(wanted: Wanted) -> Iterator[Row]:
     """The engine's modules can be imported."""
     for name in wanted["modules"]:
@@ -276,7 +278,7 @@ def check_modules(wanted: Wanted) -> Iterator[Row]:
         yield (f"import {name}", *row)
 
 
-@check("parser", "argument parser")
+@register_check("parser", "argument parser")
 def check_parser(wanted: Wanted) -> str:
     """The argument parser answers, and knows the flags that recipes are checked against."""
     parser = wanted["parser"]
@@ -288,25 +290,27 @@ def check_parser(wanted: Wanted) -> str:
         flags = json.loads(result.read_text(encoding="utf-8"))["flags"]
     known = {x for flag, about in flags.items() for x in (flag, *about.get("aliases", []))}
     if not known:
-        raise Broken("it knows no flag")
+        raise CheckFailed("it knows no flag")
     if lacking := sorted(set(parser["flags"]) - known):
-        raise Broken(f"it does not know {', '.join(lacking[:_SHOWN])}, unlike {parser['file']}")
+        raise CheckFailed(
+            f"it does not know {', '.join(lacking[:_SHOWN])}, unlike {parser['file']}"
+        )
     like = f", all of {parser['file']}" if parser["flags"] else ""
     return f"knows {len(flags)} flags{like}"
 
 
-@check("command", "command")
+@register_check("command", "command")
 def check_command(wanted: Wanted) -> Iterator[Row]:
     """The image without arguments prints the engine's help."""
     try:
         output = run(wanted["command"], wanted["limit_s"], cwd=tempfile.gettempdir())
-    except Broken as error:
+    except CheckFailed as error:
         if _NO_DEVICE not in str(error):
             raise
         yield "command", "skipped", f"without a GPU it refuses even --help: {error}"
         return
     if "usage" not in output.lower():
-        raise Broken(f"printed no usage: {last_lines(output)}")
+        raise CheckFailed(f"printed no usage: {last_lines(output)}")
     lines = len(output.splitlines())
     yield "command", "passed", f"{' '.join(wanted['command'])}: {lines} lines of help"
 
@@ -322,7 +326,9 @@ def one(wanted: Wanted, name: str, write: Callable[[Row], None]) -> None:
     except subprocess.TimeoutExpired as error:
         write((title, "unknown", f"took longer than {error.timeout:.0f} s"))
     except (Exception, SystemExit) as error:
-        message = str(error) if isinstance(error, Broken) else f"{type(error).__name__}: {error}"
+        message = (
+            str(error) if isinstance(error, CheckFailed) else f"{type(error).__name__}: {error}"
+        )
         write((title, "failed", message))
 
 

@@ -27,7 +27,7 @@ from pipeline.core.model import Digest, Frozen, canonical_json, sha256_of
 from pipeline.serving.bench.foreign import ForeignNumber, read_foreign
 from pipeline.serving.bench.marks import cell_marks, tokens_off
 from pipeline.serving.bench.metrics import DEFINITIONS, flat, interval, t_quantile
-from pipeline.serving.bench.model import Interval, Run
+from pipeline.serving.bench.model import BenchRun, Interval
 from pipeline.serving.bench.place import requests_of, runs_in
 from pipeline.serving.bench.record import read_run, run_bytes
 from pipeline.serving.bench.results.recompute import require_as_measured
@@ -108,7 +108,7 @@ def read_side(path: Path) -> Side:
     return Side(name=name, program=program, digest=digest, inputs=shared, cells=cells)
 
 
-def side_of(run: Run, name: str) -> Side:
+def side_of(run: BenchRun, name: str) -> Side:
     """A run of ours."""
     known = {
         **run.inputs.model_dump(exclude_none=True),
@@ -147,7 +147,7 @@ def is_judged(name: str) -> bool:
     return DEFINITIONS[name.partition(".")[0]].better != "none"
 
 
-class Change(Frozen):
+class MetricChange(Frozen):
     """How much the second differs from the first, in percent of the first."""
 
     percent: float
@@ -161,7 +161,7 @@ class NumberChange(Frozen):
     name: str  # of ours; where a side defines it in another way, the names of both sides
     first: Interval
     second: Interval
-    change: Change | None  # none where the first is zero
+    change: MetricChange | None  # none where the first is zero
     verdict: Verdict
     why: str = ""  # no winner is named
     # whether the two measured the same: if not, no number of trials would decide
@@ -185,7 +185,7 @@ class CellChange(Frozen):
     notes: list[str]
 
 
-class Comparison(Frozen):
+class BenchComparison(Frozen):
     """The whole answer of `sm120 bench compare`."""
 
     first: str
@@ -203,7 +203,7 @@ class Comparison(Frozen):
         return [(cell.name, number) for cell in self.cells for number in cell.numbers]
 
 
-def compare(first: Side, second: Side, least: float | None = None) -> Comparison:
+def compare_runs(first: Side, second: Side, least: float | None = None) -> BenchComparison:
     """What changed from the first result to the second; `least` is in percent."""
     both = [name for name in first.cells if name in second.cells]
     in_turns = bool(first.turns) and first.turns == second.turns
@@ -218,7 +218,7 @@ def compare(first: Side, second: Side, least: float | None = None) -> Comparison
             label = f"{name}: tokens of each {kind}"
             texts = {"first": f"{one[kind]:,.1f}", "second": f"{other[kind]:,.1f}"}
             inputs.append(InputChange(name=label, **texts))
-    return Comparison(
+    return BenchComparison(
         first=first.name,
         second=second.name,
         least_percent=least,
@@ -324,14 +324,14 @@ def change_of(
     doubt: float = _DOUBT,
     *,
     in_pairs: bool = False,
-) -> Change | None:
+) -> MetricChange | None:
     """The difference of two means in percent of the first, by Welch's t or by pairs."""
     base = fmean(first)
     if base == 0:
         return None
     percent, half = (fmean(second) - base) / abs(base) * 100, 0.0
     if len(first) < 2 or len(second) < 2:
-        return Change(percent=round(percent, 3))
+        return MetricChange(percent=round(percent, 3))
     parts = [variance(values) / len(values) for values in (first, second)]
     if in_pairs:
         apart = [(b / a - 1) * 100 for a, b in zip(first, second, strict=True)]
@@ -343,7 +343,9 @@ def change_of(
         freedom = sum(parts) ** 2 / sum(p**2 / (len(values) - 1) for p, values in by_size)
         half = t_quantile(doubt, max(1, int(freedom))) * math.sqrt(sum(parts)) / abs(base) * 100
     percent = round(percent, 3)
-    return Change(percent=percent, low=round(percent - half, 3), high=round(percent + half, 3))
+    return MetricChange(
+        percent=percent, low=round(percent - half, 3), high=round(percent + half, 3)
+    )
 
 
 class GateRow(Frozen):
@@ -355,7 +357,9 @@ class GateRow(Frozen):
     message: str
 
 
-def judge(comparison: Comparison, allowed_percent: float, names: Sequence[str]) -> list[GateRow]:
+def judge_gate(
+    comparison: BenchComparison, allowed_percent: float, names: Sequence[str]
+) -> list[GateRow]:
     """Every gated number of every cell that the baseline has; a missing one is never passed."""
     missing: GateVerdict = "undecided"
     found = [

@@ -14,10 +14,10 @@ from pipeline.core.errors import NumberChanged, RunInvalid
 from pipeline.core.files import sha256_of_file
 from pipeline.core.known import unknown
 from pipeline.serving.bench.metrics import intervals, trial_metrics
-from pipeline.serving.bench.model import Run, Trial
+from pipeline.serving.bench.model import BenchRun, Trial
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.serving.bench.plan import cells_of
-from pipeline.serving.bench.record import StoredRows, all_lines, read_rows, read_run
+from pipeline.serving.bench.record import StoredRows, all_lines, read_request_rows, read_run
 from pipeline.serving.bench.workload import Conversations
 
 _NEAR = 2e-6  # numbers have six digits after the point
@@ -38,7 +38,7 @@ class RecomputedTrial(NamedTuple):
         return self.digest == self.named
 
 
-def recomputed(folder: Path, run: Run) -> list[RecomputedTrial]:
+def recomputed(folder: Path, run: BenchRun) -> list[RecomputedTrial]:
     """Every trial in order."""
     trials = []
     for c, cell in enumerate(run.cells):
@@ -63,7 +63,7 @@ def recomputed(folder: Path, run: Run) -> list[RecomputedTrial]:
     return trials
 
 
-def recomputed_intervals(run: Run, sound: Sequence[RecomputedTrial]) -> list[ChangedField]:
+def recomputed_intervals(run: BenchRun, sound: Sequence[RecomputedTrial]) -> list[ChangedField]:
     """Intervals that do not follow from the trials, as these are computed again."""
     changed, trials = [], iter(sound)
     for c, cell in enumerate(run.cells):
@@ -86,7 +86,7 @@ def _changed(place: str, now: object, again: object) -> list[ChangedField]:
     return found
 
 
-def left_out(folder: Path, run: Run) -> list[str]:
+def left_out(folder: Path, run: BenchRun) -> list[str]:
     """What a run would have to hold and does not: lines, requests, trials or cells.
 
     After an edit that takes out slow requests, the remaining numbers may follow from the rest; the
@@ -120,14 +120,14 @@ def left_out(folder: Path, run: Run) -> list[str]:
             if trial.metrics.failed:
                 wrong.append(f"{name}, trial {trial.number}: is not void, and requests failed")
         for lines in cell.repeated:
-            rows = list(read_rows(folder, lines))
+            rows = list(read_request_rows(folder, lines))
             loops = run.workload.looping == "void" and any(row.looping for row in rows)
             if len(rows) == plan.requests * rounds and all(r.is_good for r in rows) and not loops:
                 wrong.append(f"{name}: a trial was left out, though none of its requests failed")
     return wrong
 
 
-def require_as_measured(folder: Path, run: Run) -> None:
+def require_as_measured(folder: Path, run: BenchRun) -> None:
     """Refuse a run whose numbers do not follow from its requests: it is damaged or was edited."""
     trials = recomputed(folder, run)
     changed = [change for trial in trials for change in trial.changed]

@@ -13,12 +13,12 @@ from pipeline.serving.recipe.container import (
     ANYWHERE,
     NCCL_LIBRARY,
     NCCL_SETTINGS,
-    Target,
+    LaunchTarget,
     contained,
     container_name,
     published,
     require_count,
-    require_plain,
+    require_plain_text,
 )
 from pipeline.serving.recipe.launch import Launch
 from pipeline.serving.recipe.render.manifests import render_compose, render_kubernetes
@@ -63,7 +63,7 @@ def _grouped(arguments: Sequence[str]) -> list[list[str]]:
     return groups
 
 
-def _image(target: Target, runner: str) -> str:
+def _image(target: LaunchTarget, runner: str) -> str:
     # `podman load` puts this before a name without a registry
     return f"localhost/{target.image}" if target.is_local and runner == "podman" else target.image
 
@@ -82,7 +82,7 @@ def _cache(container: ContainerArguments, runner: str) -> list[str]:
     return [f"{cache.name}:{cache.inside}{':U' if runner == 'podman' else ''}"]
 
 
-def _isolation(container: ContainerArguments, target: Target) -> list[str]:
+def _isolation(container: ContainerArguments, target: LaunchTarget) -> list[str]:
     """Shared memory, locked memory, and where the image may come from."""
     return [
         *(["--ipc=host"] if container.ipc == "host" else []),
@@ -93,7 +93,9 @@ def _isolation(container: ContainerArguments, target: Target) -> list[str]:
     ]
 
 
-def _run_words(launch: Launch, target: Target, runner: str, first: list[str]) -> list[list[str]]:
+def _run_words(
+    launch: Launch, target: LaunchTarget, runner: str, first: list[str]
+) -> list[list[str]]:
     """The whole `docker run` or `podman run`, each option with its value as one group."""
     container = contained(launch, target)
     cards = [["--device", name] for name in container.devices]
@@ -118,13 +120,13 @@ def _run_words(launch: Launch, target: Target, runner: str, first: list[str]) ->
     ]
 
 
-def _render_run(launch: Launch, target: Target, runner: str) -> str:
+def _render_run(launch: Launch, target: LaunchTarget, runner: str) -> str:
     # one in the background stays when it ends: its output has not been read yet
     first = ["-d"] if target.detached else ["--rm"]
     return _lines(_run_words(launch, target, runner, first)) + "\n"
 
 
-def render_systemd(launch: Launch, target: Target) -> str:
+def render_systemd(launch: Launch, target: LaunchTarget) -> str:
     """A unit that systemd starts again after a failure and after a reboot."""
     name, program = container_name(launch.recipe), f"/usr/bin/{target.runner}"
     words = _run_words(launch, target, target.runner, ["--rm", "--name", name])
@@ -156,7 +158,7 @@ def _unit(launch: Launch) -> list[str]:
     return ["[Unit]", f"Description={about.replace('%', '%%')}"]
 
 
-def render_quadlet(launch: Launch, target: Target) -> str:
+def render_quadlet(launch: Launch, target: LaunchTarget) -> str:
     """A `.container` file, of which Podman's generator (4.4 or newer) makes a systemd unit."""
     name, container = container_name(launch.recipe), contained(launch, target)
     if ";" in launch.arguments:
@@ -198,7 +200,7 @@ def render_quadlet(launch: Launch, target: Target) -> str:
     return "\n".join(lines) + "\n"
 
 
-CONTAINED: dict[str, Callable[[Launch, Target], str]] = {
+CONTAINED: dict[str, Callable[[Launch, LaunchTarget], str]] = {
     "docker": lambda launch, target: _render_run(launch, target, "docker"),
     "podman": lambda launch, target: _render_run(launch, target, "podman"),
     "quadlet": render_quadlet,
@@ -210,9 +212,9 @@ CONTAINED: dict[str, Callable[[Launch, Target], str]] = {
 FORMATS = [*CONTAINED, "shell", "env"]
 
 
-def render(launch: Launch, target: Target, format_name: str) -> str:
+def render_launch(launch: Launch, target: LaunchTarget, format_name: str) -> str:
     """A launch in one of the formats that start an engine."""
-    require_plain(launch, target)
+    require_plain_text(launch, target)
     if format_name != "shell":
         if launch.image is None:
             raise RecipeInvalid(

@@ -12,7 +12,7 @@ from pipeline.core.errors import RecipeInvalid
 from pipeline.serving.recipe.container import (
     NCCL_LIBRARY,
     NCCL_SETTINGS,
-    Target,
+    LaunchTarget,
     contained,
     container_name,
     published,
@@ -64,7 +64,7 @@ def _with_dollars_doubled(value: Any) -> Any:
     return value
 
 
-def render_compose(launch: Launch, target: Target) -> str:
+def render_compose(launch: Launch, target: LaunchTarget) -> str:
     """The file for `docker compose up`."""
     container, is_bare = contained(launch, target), not launch.container.as_documented
     volumes: list[dict[str, Any]] = []
@@ -108,7 +108,7 @@ def render_compose(launch: Launch, target: Target) -> str:
     return head + _dump([_with_dollars_doubled(body)])
 
 
-def render_kubernetes(launch: Launch, target: Target) -> str:
+def render_kubernetes(launch: Launch, target: LaunchTarget) -> str:
     """The objects for `kubectl apply -f`."""
     name = container_name(launch.recipe)
     if len(name) > _LONGEST_NAME:
@@ -164,7 +164,7 @@ def render_kubernetes(launch: Launch, target: Target) -> str:
     return head + _dump([deployment, service])
 
 
-def _pod(launch: Launch, target: Target) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _pod(launch: Launch, target: LaunchTarget) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The pod's one container, and its volumes."""
     own = contained(launch, target)
     mounts: list[dict[str, Any]] = []

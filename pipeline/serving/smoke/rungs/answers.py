@@ -13,10 +13,10 @@ from pipeline.artifacts.containers.sandbox import find_sandbox
 from pipeline.artifacts.containers.start import SYSTEM
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.serving.smoke import tasks
-from pipeline.serving.smoke.chat import Answer, logprobs_fault, tokens_fault
+from pipeline.serving.smoke.chat import ChatAnswer, logprobs_fault, tokens_fault
 from pipeline.serving.smoke.client import NotOffered, Unsound
-from pipeline.serving.smoke.compare import reference, text_of
-from pipeline.serving.smoke.session import Rung, Session, optional
+from pipeline.serving.smoke.compare import reference, written_text
+from pipeline.serving.smoke.session import Rung, SmokeSession, optional
 
 ANSWERS = Rung("answers", "The answers are right and clean")
 _RIGHT_SHARE = 0.9
@@ -28,7 +28,7 @@ _LONGEST_CODE_S = 20.0
 
 
 @ANSWERS.check("logprobs")
-async def _logprobs(session: Session) -> str:
+async def _logprobs(session: SmokeSession) -> str:
     prompt = tasks.countings(2)[1].prompt
     options = {"logprobs": True, "top_logprobs": 5, "max_tokens": _LOGPROB_TOKENS}
     with optional("no logprobs"):
@@ -50,7 +50,7 @@ async def _logprobs(session: Session) -> str:
     return f"{len(tokens)} tokens, the most probable ones chosen"
 
 
-def _require_counted(answer: Answer) -> None:
+def _require_counted(answer: ChatAnswer) -> None:
     """As many tokens with logprobs as usage counts."""
     counted = answer.usage.completion_tokens if answer.usage else len(answer.tokens)
     # the token that ends a turn may be counted and not shown, marks of the reasoning, too
@@ -59,7 +59,7 @@ def _require_counted(answer: Answer) -> None:
 
 
 @ANSWERS.check("the same again")
-async def _repeat(session: Session) -> str:
+async def _repeat(session: SmokeSession) -> str:
     """The same prompt again: the second request of a server failed in vllm-project/vllm#31422."""
     prompt = tasks.countings(3)[2].prompt
     first = await session.ask_known(prompt, max_tokens=64)
@@ -70,9 +70,9 @@ async def _repeat(session: Session) -> str:
 
 
 @ANSWERS.check("temperature 0")
-async def _greedy(session: Session) -> str:
+async def _greedy(session: SmokeSession) -> str:
     """Where many answers are nearly as good, a server that takes any shows it."""
-    texts = [text_of(await session.ask(_RANDOM, max_tokens=16)) for _ in range(3)]
+    texts = [written_text(await session.ask(_RANDOM, max_tokens=16)) for _ in range(3)]
     # two that are equally probable may take turns
     if len(set(texts)) == 3:
         raise Unsound(f"at temperature 0 three answers: {texts}")
@@ -80,17 +80,19 @@ async def _greedy(session: Session) -> str:
 
 
 @ANSWERS.check("seed")
-async def _seed(session: Session) -> str:
+async def _seed(session: SmokeSession) -> str:
     options = {"temperature": 1.0, "seed": 1234, "max_tokens": 64}
     with optional("no seed"):
-        texts = [text_of(await session.ask(_RANDOM, **options)) for _ in range(3)]
+        texts = [written_text(await session.ask(_RANDOM, **options)) for _ in range(3)]
     # best effort, as OpenAI says it: only where no two agree is it ignored
     if len(set(texts)) == 3:
         raise Unsound(f"one seed gave three answers: {texts}")
     return "one seed, one answer"
 
 
-async def _graded(session: Session, questions: Sequence[tasks.Question], least: float) -> str:
+async def _graded(
+    session: SmokeSession, questions: Sequence[tasks.SmokeQuestion], least: float
+) -> str:
     answers = await session.ask_clean([q.prompt for q in questions], 4)
     mistakes = [q.mistake(a.text) for q, a in zip(questions, answers, strict=True)]
     wrong = [why for why in mistakes if why]
@@ -101,17 +103,17 @@ async def _graded(session: Session, questions: Sequence[tasks.Question], least: 
 
 
 @ANSWERS.check("arithmetic", "quality")
-async def _arithmetic(session: Session) -> str:
+async def _arithmetic(session: SmokeSession) -> str:
     return await _graded(session, tasks.sums(session.plan.questions), _RIGHT_SHARE)
 
 
 @ANSWERS.check("word problems", "quality")
-async def _word_problems(session: Session) -> str:
+async def _word_problems(session: SmokeSession) -> str:
     return await _graded(session, tasks.word_problems(session.plan.questions), _GRADED_SHARE)
 
 
 @ANSWERS.check("conversation", "quality")
-async def _conversation(session: Session) -> str:
+async def _conversation(session: SmokeSession) -> str:
     """Earlier turns are read, and what stands before them."""
     for what, messages, want in tasks.CONVERSATIONS:
         # templates of some models know no system prompt
@@ -119,13 +121,13 @@ async def _conversation(session: Session) -> str:
         with optional("no system prompt") if has_system else nullcontext():
             answer = await session.ask(messages)
         session.require_clean(answer)
-        if not tasks.Question("", want).is_right(answer.text):
+        if not tasks.SmokeQuestion("", want).is_right(answer.text):
             raise Unsound(f"{what}: {want}, not {answer.text[:120]!r}")
     return "earlier turns and the system prompt are read"
 
 
 @ANSWERS.check("languages", "quality")
-async def _languages(session: Session) -> str:
+async def _languages(session: SmokeSession) -> str:
     most = session.room(256)
     for language in tasks.LANGUAGES:
         for stream in (False, True):
@@ -142,7 +144,7 @@ async def _languages(session: Session) -> str:
 
 
 @ANSWERS.check("prose", "quality")
-async def _prose(session: Session) -> str:
+async def _prose(session: SmokeSession) -> str:
     """A longer text of its own: what corrupts answers shows after some sentences."""
     prompt = "Describe in about six English sentences what happens at a harbour in the morning."
     answer = await session.ask_known(prompt)
@@ -174,7 +176,7 @@ def run_in_sandbox(program: str) -> str:
 
 
 @ANSWERS.check("code", "quality")
-async def _code(session: Session) -> str:
+async def _code(session: SmokeSession) -> str:
     for function, (what, calls) in tasks.CODE_TASKS.items():
         prompt = f"Write a Python function `{function}(n)` that returns {what}."
         answer = await session.ask(f"{prompt} Answer with one code block only.")
@@ -189,7 +191,7 @@ async def _code(session: Session) -> str:
 
 
 @ANSWERS.check("JSON by schema", "quality")
-async def json_by_schema(session: Session) -> str:
+async def json_by_schema(session: SmokeSession) -> str:
     """The answer's JSON is valid and right."""
     schema = {"name": "person", "strict": True, "schema": tasks.PERSON_SCHEMA}
     wanted = {"type": "json_schema", "json_schema": schema}
@@ -212,11 +214,11 @@ async def json_by_schema(session: Session) -> str:
 
 
 @ANSWERS.check("stop words", "quality")
-async def _stop(session: Session) -> str:
+async def _stop(session: SmokeSession) -> str:
     for stream in (False, True):
         prompt, most = tasks.countings(1)[0].prompt, session.room(256)
         answer = await session.ask(prompt, stop=["110"], max_tokens=most, stream=stream)
-        text = text_of(answer)
+        text = written_text(answer)
         if "110" in text or answer.finish != "stop" or not text.strip():
             how = "in a stream" if stream else "whole"
             raise Unsound(f"asked to stop at 110, {how}: {answer.finish!r}, {text[-40:]!r}")

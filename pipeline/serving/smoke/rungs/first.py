@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.serving.smoke.chat import Answer
+from pipeline.serving.smoke.chat import ChatAnswer
 from pipeline.serving.smoke.client import NotOffered, Unsound
-from pipeline.serving.smoke.session import Rung, Session
+from pipeline.serving.smoke.session import Rung, SmokeSession
 from pipeline.serving.smoke.tasks import countings
 
 FIRST = Rung("first-answer", "The server is there and answers")
@@ -16,14 +16,14 @@ _FINISHES = ("stop", "length")
 
 
 @FIRST.check("health")
-async def _health(session: Session) -> str:
+async def _health(session: SmokeSession) -> str:
     # some answer with JSON, some with a word, some with nothing
     await session.client.text("/health")
     return "the server says that it is healthy"
 
 
 @FIRST.check("models")
-async def _models(session: Session) -> str:
+async def _models(session: SmokeSession) -> str:
     _, value = await session.client.get("/v1/models")
     models = value.get("data") if isinstance(value, dict) else None
     if not isinstance(models, list) or not models:
@@ -42,7 +42,7 @@ async def _models(session: Session) -> str:
     return f"{session.model}, {room} tokens of context{others}"
 
 
-async def _context(session: Session, model: dict[str, Any]) -> int | None:
+async def _context(session: SmokeSession, model: dict[str, Any]) -> int | None:
     """How much one request may hold: vLLM and SGLang say so in the list, llama.cpp in /props.
 
     Its /props also say what its model sees.
@@ -61,7 +61,7 @@ async def _context(session: Session, model: dict[str, Any]) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
-def require_sound(session: Session, answer: Answer, most_tokens: int) -> None:
+def require_sound_answer(session: SmokeSession, answer: ChatAnswer, most_tokens: int) -> None:
     """What holds of every answer: its model, its end, its counts."""
     if answer.model not in (session.model, *session.aliases):
         raise Unsound(f"asked {session.model!r}, and {answer.model!r} answered")
@@ -84,14 +84,14 @@ def require_sound(session: Session, answer: Answer, most_tokens: int) -> None:
 
 
 @FIRST.check("one answer")
-async def _answer(session: Session) -> str:
+async def _answer(session: SmokeSession) -> str:
     # a model that thinks may need more, and shows that it does
     most = max(_FIRST, session.answer_tokens) if session.plan.quality else _FIRST
     answer = await session.ask("Say hello in one short English sentence.", max_tokens=most)
     if answer.content is None and not answer.reasoning:
         raise Unsound("content is null, and there is no tool call")
     session.require_clean(answer)
-    require_sound(session, answer, most)
+    require_sound_answer(session, answer, most)
     session.thinks = bool(answer.reasoning.strip())
     if session.plan.quality and not answer.text.strip():
         raise Unsound("the answer has reasoning and no content; a thinking model needs --reasoning")
@@ -99,20 +99,20 @@ async def _answer(session: Session) -> str:
 
 
 @FIRST.check("token limit")
-async def _limit(session: Session) -> str:
+async def _limit(session: SmokeSession) -> str:
     """A token limit is kept, counted and named: what later rungs count depends on it."""
     for stream in (False, True):
         answer = await session.ask(countings(1)[0].prompt, max_tokens=_SHORT, stream=stream)
         how = "in a stream" if stream else "whole"
-        require_sound(session, answer, _SHORT)
+        require_sound_answer(session, answer, _SHORT)
         if answer.finish != "length" and (session.plan.quality or answer.is_empty):
             raise Unsound(f"cut at {_SHORT} tokens, {how}: finish_reason is {answer.finish!r}")
     return f"cut at {_SHORT} tokens"
 
 
 @FIRST.check("one stream")
-async def _stream(session: Session) -> str:
-    def shape(answer: Answer) -> tuple[str, str, str | None]:
+async def _stream(session: SmokeSession) -> str:
+    def shape(answer: ChatAnswer) -> tuple[str, str, str | None]:
         return answer.reasoning, answer.text, answer.finish
 
     prompt, most = countings(1)[0].prompt, 64
@@ -123,7 +123,7 @@ async def _stream(session: Session) -> str:
         wholes.append(shape(whole))
         streams.append(shape(stream))
         session.require_clean(stream)
-        require_sound(session, stream, most)
+        require_sound_answer(session, stream, most)
         # another try where they differ: a tie may turn either way, a lost chunk is lost again
         if set(wholes) & set(streams):
             break

@@ -6,12 +6,12 @@ import re
 from collections import Counter
 from functools import partial
 
-from pipeline.serving.smoke.client import NotOffered, Refused, Unsound
+from pipeline.serving.smoke.client import NotOffered, RequestRefused, Unsound
 from pipeline.serving.smoke.compare import reference
 from pipeline.serving.smoke.model import ANSWER_TOKENS
 from pipeline.serving.smoke.rungs.tools import message_text
-from pipeline.serving.smoke.session import CheckSpec, Rung, Session
-from pipeline.serving.smoke.tasks import Haystack, Question, additions, countings, haystack
+from pipeline.serving.smoke.session import CheckSpec, Rung, SmokeSession
+from pipeline.serving.smoke.tasks import Haystack, SmokeQuestion, additions, countings, haystack
 
 LENGTH = Rung("length", "Every prompt length up to the whole context")
 _WRONG_SHARE = 0.05
@@ -24,11 +24,11 @@ UNKNOWN_CONTEXT = "the server does not say how long its context is: use --contex
 _CLOSE = (0.75, 1.02)
 
 
-def _unknown(session: Session) -> str:
+def _unknown(session: SmokeSession) -> str:
     return UNKNOWN_CONTEXT if session.context_tokens is None else ""
 
 
-def contexts_of(session: Session) -> list[int]:
+def contexts_of(session: SmokeSession) -> list[int]:
     """The steps of the walk: the recipe's that the server has, else parts of the server's."""
     most = session.context_tokens
     if session.plan.contexts:
@@ -39,12 +39,12 @@ def contexts_of(session: Session) -> list[int]:
     return sorted({n for n in (most // 4, most // 2) if n >= _SHORTEST_STEP} | {most})
 
 
-def prompt_for(stack: Haystack, question: Question) -> str:
+def prompt_for(stack: Haystack, question: SmokeQuestion) -> str:
     """The text first: what several questions share can be kept."""
     return f"{stack.text}\n\n{question.prompt}"
 
 
-async def _measure(session: Session) -> None:
+async def _measure(session: SmokeSession) -> None:
     """How many tokens a sentence has, and what a chat template adds."""
     least, most = _MEASURED
     more = max(least, min(most, (session.context_tokens or 8192) // 200))
@@ -60,7 +60,7 @@ async def _measure(session: Session) -> None:
     session.frame_tokens = max(0.0, short - 2 * session.sentence_tokens)
 
 
-async def sized_haystack(session: Session, tokens: int, seed: int) -> Haystack:
+async def sized_haystack(session: SmokeSession, tokens: int, seed: int) -> Haystack:
     """A text of nearly so many tokens, as this server counts them, and never of more."""
     if not session.sentence_tokens:
         await _measure(session)
@@ -72,7 +72,7 @@ async def sized_haystack(session: Session, tokens: int, seed: int) -> Haystack:
     return haystack(int((0.97 * tokens - around) / each), depths, seed)
 
 
-async def _at_length(session: Session, tokens: int, seed: int) -> str:
+async def _at_length(session: SmokeSession, tokens: int, seed: int) -> str:
     """A needle at every depth; and the first again, now that its text may be kept."""
     room = session.room(_SHORT_ANSWER)
     tokens -= room
@@ -99,7 +99,7 @@ async def _at_length(session: Session, tokens: int, seed: int) -> str:
 
 
 @LENGTH.check("consecutive lengths")
-async def _lengths(session: Session) -> str:
+async def _lengths(session: SmokeSession) -> str:
     """One word more each time: a wrong digit where the length ≡ 3 mod 4 was vllm#55927."""
     count = session.plan.lengths
     if session.context_tokens:
@@ -131,7 +131,7 @@ async def _lengths(session: Session) -> str:
 
 
 @LENGTH.check("long answer", "quality")
-async def _long_answer(session: Session) -> str:
+async def _long_answer(session: SmokeSession) -> str:
     """Caches grow with answers, too, and a stream of many chunks has more to lose."""
     most = min(session.answer_tokens, ANSWER_TOKENS)
     # a number and its comma are two tokens at least, so that the limit ends it
@@ -157,7 +157,7 @@ async def _long_answer(session: Session) -> str:
 
 
 @LENGTH.check("longer than one batch", skip=_unknown)
-async def _batch(session: Session) -> str:
+async def _batch(session: SmokeSession) -> str:
     """A prompt that is computed in pieces: ggml-org/llama.cpp#26509."""
     assert session.context_tokens is not None
     batch = session.plan.batch_tokens
@@ -168,7 +168,7 @@ async def _batch(session: Session) -> str:
 
 
 @LENGTH.parts.append
-def _walk(session: Session) -> list[CheckSpec]:
+def _walk(session: SmokeSession) -> list[CheckSpec]:
     """A check for each context; those of the recipe that the server cannot take are among them."""
     most, served = session.context_tokens, session.plan.served_tokens
     walk = [
@@ -176,10 +176,10 @@ def _walk(session: Session) -> list[CheckSpec]:
         for n in contexts_of(session)
     ]
 
-    async def fail(_: Session, tokens: int) -> str:
+    async def fail(_: SmokeSession, tokens: int) -> str:
         raise Unsound(f"the recipe expects {tokens} tokens, the server has only {most}")
 
-    def skip(_: Session, tokens: int) -> str:
+    def skip(_: SmokeSession, tokens: int) -> str:
         # the recipe's next start has more, or else the server lacks what was promised
         if served is None or tokens <= served:
             return ""
@@ -192,7 +192,7 @@ def _walk(session: Session) -> list[CheckSpec]:
 
 
 @LENGTH.check("/v1/messages near the full context", skip=_unknown)
-async def _messages(session: Session) -> str:
+async def _messages(session: SmokeSession) -> str:
     """/v1/messages near the full context: vllm-project/vllm#42400."""
     assert session.context_tokens is not None
     room = session.room(_SHORT_ANSWER)
@@ -207,7 +207,7 @@ async def _messages(session: Session) -> str:
 
 
 @LENGTH.check("longer than the context", skip=_unknown)
-async def _too_long(session: Session) -> str:
+async def _too_long(session: SmokeSession) -> str:
     """More than fits is refused with a reason, and the server lives on."""
     assert session.context_tokens is not None
     if not session.sentence_tokens:
@@ -217,7 +217,7 @@ async def _too_long(session: Session) -> str:
         answer = await session.ask(f"{stack.text}\n\nSay yes.", max_tokens=8)
         counted = answer.usage.prompt_tokens if answer.usage else "?"
         note = f"was cut to {counted} tokens without a word"
-    except Refused as error:
+    except RequestRefused as error:
         if error.status >= 500 and "context" not in error.answer:
             raise
         note = "is refused"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pipeline.serving.smoke.client import NotOffered, Refused, Unsound
+from pipeline.serving.smoke.client import NotOffered, RequestRefused, Unsound
 from pipeline.serving.smoke.rungs.length import UNKNOWN_CONTEXT, prompt_for, sized_haystack
 from pipeline.serving.smoke.rungs.streams import one_round, tools_at_once
 from pipeline.serving.smoke.rungs.tools import without_tools
-from pipeline.serving.smoke.session import Rung, Session
-from pipeline.serving.smoke.tasks import Question
+from pipeline.serving.smoke.session import Rung, SmokeSession
+from pipeline.serving.smoke.tasks import SmokeQuestion
 
 MEMORY = Rung("memory", "What is kept of earlier prompts is right")
 _AT_ONCE = 8
@@ -16,7 +16,7 @@ _TOO_MUCH = (400, 413, 422)
 _FIRST_SEED = 1000  # of the texts that push others out
 
 
-def _tokens(session: Session) -> int:
+def _tokens(session: SmokeSession) -> int:
     """The size of a text: a good part of a small context, and no more than the plan says."""
     most, wanted = session.context_tokens, session.plan.prefix_tokens
     if most is None:
@@ -25,18 +25,18 @@ def _tokens(session: Session) -> int:
     return min(wanted, most // 2 if most >= 2048 else most * 3 // 4)
 
 
-async def _questions(session: Session, seed: int = 7) -> list[Question]:
+async def _questions(session: SmokeSession, seed: int = 7) -> list[SmokeQuestion]:
     stack = await sized_haystack(session, _tokens(session), seed)
-    return [Question(prompt_for(stack, q), q.want) for q in stack.needles]
+    return [SmokeQuestion(prompt_for(stack, q), q.want) for q in stack.needles]
 
 
-async def _first_questions(session: Session) -> list[Question]:
+async def _first_questions(session: SmokeSession) -> list[SmokeQuestion]:
     """Questions about the text that all checks share, each answered once before."""
     try:
         questions = await _questions(session)
         for question in questions:
             await session.reference_for(question.prompt, max_tokens=session.room(_SHORT_ANSWER))
-    except Refused as error:
+    except RequestRefused as error:
         # perhaps more than the server holds: it does not say how much that is
         if session.context_tokens is None and error.status in _TOO_MUCH:
             raise NotOffered(f"{_tokens(session)} tokens: {error}; {UNKNOWN_CONTEXT}") from error
@@ -44,7 +44,7 @@ async def _first_questions(session: Session) -> list[Question]:
     return questions
 
 
-async def _ask_again(session: Session) -> str:
+async def _ask_again(session: SmokeSession) -> str:
     """All questions about the one text, at the same time, held against the first answers."""
     questions, room = await _first_questions(session), session.room(_SHORT_ANSWER)
     prompts = [q.prompt for q in questions * 2]
@@ -58,21 +58,23 @@ async def _ask_again(session: Session) -> str:
     return f"{len(answers)} answers as before ({sentence} each)"
 
 
-def _require_needle(session: Session, question: Question, text: str, where: str = "") -> None:
+def _require_needle(
+    session: SmokeSession, question: SmokeQuestion, text: str, where: str = ""
+) -> None:
     # not `mistake`, which repeats the prompt: it is as long as the context
     if session.plan.quality and not question.is_right(text):
         raise Unsound(f"{where}the needle is {question.want}, not {text[:60]!r}")
 
 
 @MEMORY.check("shared prefix")
-async def _prefix(session: Session) -> str:
+async def _prefix(session: SmokeSession) -> str:
     for question in await _first_questions(session):
         _require_needle(session, question, session.references[question.prompt].text)
     return await _ask_again(session)
 
 
 @MEMORY.check("pressure")
-async def _pressure(session: Session) -> str:
+async def _pressure(session: SmokeSession) -> str:
     """Other texts until the first is pushed out, then the first again: LMCache/LMCache#4247."""
     await _first_questions(session)
     others = []
@@ -87,7 +89,7 @@ async def _pressure(session: Session) -> str:
 
 
 @MEMORY.check("restart", skip=lambda s: "" if s.restart else s.why_no_restart)
-async def _restarted(session: Session) -> str:
+async def _restarted(session: SmokeSession) -> str:
     """Also short prompts and tool calls: what is kept on a disk is more than a cache of texts."""
     assert session.restart is not None
     await _first_questions(session)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from pipeline.serving.smoke.client import Unsound
-from pipeline.serving.smoke.session import Rung, Session, answers_of
+from pipeline.serving.smoke.session import Rung, SmokeSession, answers_of
 
 PICTURES = Rung("pictures", "Pictures are seen as they are")
 _SEEN_SHARE = 0.75  # a model that does not look is right about one in three
@@ -111,14 +111,14 @@ def _png(painted: set[tuple[int, int]], colour: Colour = COLOURS["black"]) -> by
     return png
 
 
-def _no_vision(session: Session) -> str:
+def _no_vision(session: SmokeSession) -> str:
     if session.plan.text_only:
         return "--text-only"
     return "" if session.plan.vision or session.sees else UNSEEN
 
 
 @PICTURES.check("pictures", "quality", _no_vision)
-async def _pictures(session: Session) -> str:
+async def _pictures(session: SmokeSession) -> str:
     """Each in a request of its own, all at once: one that is taken for another shows, too."""
     questions = picture_questions()
     results = await session.ask_all([q.messages() for q in questions], len(questions))

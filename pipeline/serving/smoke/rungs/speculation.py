@@ -7,13 +7,13 @@ import re
 from collections import Counter
 
 from pipeline.serving.smoke.client import NotOffered, Unsound
-from pipeline.serving.smoke.compare import compare
+from pipeline.serving.smoke.compare import compare_answers
 from pipeline.serving.smoke.rungs.answers import json_by_schema
 from pipeline.serving.smoke.rungs.streams import as_alone, tools_at_once
 from pipeline.serving.smoke.rungs.tools import tool_scenarios, without_tools
 from pipeline.serving.smoke.session import (
     Rung,
-    Session,
+    SmokeSession,
     baseline_questions,
     is_right,
     record_baseline,
@@ -30,16 +30,16 @@ _COUNTS = re.compile(
 )
 
 
-def _no_baseline(session: Session) -> str:
+def _no_baseline(session: SmokeSession) -> str:
     return "" if session.baseline else "no baseline was given: record one without a draft model"
 
 
-def _not_drafting(session: Session) -> str:
+def _not_drafting(session: SmokeSession) -> str:
     return "" if session.is_drafting else "the ladder turned no draft model on"
 
 
 @SPECULATION.check("draft model", skip=lambda s: "" if s.start_drafting else s.why_no_drafting)
-async def _start_drafting(session: Session) -> str:
+async def _start_drafting(session: SmokeSession) -> str:
     """Last of all: what was answered without the draft model must be answered with it."""
     assert session.start_drafting is not None
     if session.baseline is None:
@@ -50,7 +50,7 @@ async def _start_drafting(session: Session) -> str:
 
 
 @SPECULATION.check("the baseline's answers", skip=_no_baseline)
-async def _same(session: Session) -> str:
+async def _same(session: SmokeSession) -> str:
     assert session.baseline is not None
     known = {a.prompt: a for a in session.baseline.answers}
     questions = [q for q in baseline_questions() if q.prompt in known]
@@ -62,7 +62,7 @@ async def _same(session: Session) -> str:
     answers = await session.ask_clean(prompts, _AT_ONCE, max_tokens=room)
     pairs = list(zip(questions, answers, strict=True))
     differences = [
-        compare(known[q.prompt].reference(), a, session.plan.tolerance) for q, a in pairs
+        compare_answers(known[q.prompt].reference(), a, session.plan.tolerance) for q, a in pairs
     ]
     found = session.require_close(differences, "held against the baseline: ")
     before = sum(known[q.prompt].is_right for q in questions)
@@ -73,7 +73,7 @@ async def _same(session: Session) -> str:
 
 
 @SPECULATION.check("the baseline's probabilities", skip=_no_baseline)
-async def _probabilities(session: Session) -> str:
+async def _probabilities(session: SmokeSession) -> str:
     """Numbers that are a little wrong change probabilities long before they change words."""
     assert session.baseline is not None
     differences: list[float] = []
@@ -93,7 +93,7 @@ async def _probabilities(session: Session) -> str:
 
 
 @SPECULATION.check("streams with drafts", skip=_not_drafting)
-async def _streams(session: Session) -> str:
+async def _streams(session: SmokeSession) -> str:
     """Few and many at once, held against what each was answered alone, without drafts."""
     several = sorted(n for n in session.plan.streams if n > 1)
     if not several:
@@ -111,13 +111,13 @@ SPECULATION.check("JSON with drafts", "quality", _not_drafting)(json_by_schema)
 @SPECULATION.check(
     "tool calls with drafts", "quality", lambda s: _not_drafting(s) or without_tools(s)
 )
-async def _tools(session: Session) -> str:
+async def _tools(session: SmokeSession) -> str:
     """One after the other, then many at once."""
     return f"{await tool_scenarios(session)}; {await tools_at_once(session)}"
 
 
 @SPECULATION.check("acceptance")
-async def _acceptance(session: Session) -> str:
+async def _acceptance(session: SmokeSession) -> str:
     """How much of the draft is taken, for the record."""
     text = await session.client.text("/metrics")
     counts: Counter[str] = Counter()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from pipeline.serving.smoke.chat import Answer
+from pipeline.serving.smoke.chat import ChatAnswer
 from pipeline.serving.smoke.client import Unsound
-from pipeline.serving.smoke.compare import Difference, compare, reference, text_of
+from pipeline.serving.smoke.compare import TextDifference, compare_answers, reference, written_text
 from pipeline.serving.smoke.rungs.tools import require_call, without_tools
-from pipeline.serving.smoke.session import CheckSpec, Rung, Session
+from pipeline.serving.smoke.session import CheckSpec, Rung, SmokeSession
 from pipeline.serving.smoke.tasks import SCENARIOS, TOOLS, countings, sums
 
 STREAMS = Rung("streams", "Many requests at once are answered like one")
@@ -19,13 +19,13 @@ _TOOL_STREAMS = 8
 _SHORT_PROMPTS, _SHORT_TOKENS, _LANES = 24, 4, 8
 
 
-def _tokens(session: Session) -> int:
+def _tokens(session: SmokeSession) -> int:
     # some models think although they are asked not to
     return session.room(session.plan.stream_tokens)
 
 
 @STREAMS.check("alone")
-async def _alone(session: Session) -> str:
+async def _alone(session: SmokeSession) -> str:
     """What every stream is held against; asked twice, one at a time."""
     questions = countings(_PROMPTS)
     for question in questions:
@@ -35,28 +35,28 @@ async def _alone(session: Session) -> str:
     return f"{len(questions)} answers, one at a time"
 
 
-async def as_alone(session: Session, number: int) -> str:
+async def as_alone(session: SmokeSession, number: int) -> str:
     """So many at once, each answered as it was alone; twice."""
     parts = [await one_round(session, number, turn) for turn in range(session.plan.rounds)]
     return "; then ".join(parts)
 
 
 @STREAMS.parts.append
-def _each_number(session: Session) -> list[CheckSpec]:
+def _each_number(session: SmokeSession) -> list[CheckSpec]:
     return [
         CheckSpec(f"{number} at once", "mechanics", partial(as_alone, number=number))
         for number in session.plan.streams
     ]
 
 
-async def one_round(session: Session, number: int, turn: int = 0) -> str:
+async def one_round(session: SmokeSession, number: int, turn: int = 0) -> str:
     """So many at once, once."""
     questions, tolerance = countings(_PROMPTS), session.plan.tolerance
     # in another order each time: which request shares a batch with which is part of the test
     chosen = [questions[(i * 3 + turn) % _PROMPTS] for i in range(number)]
     results = await session.ask_all([q.prompt for q in chosen], number, max_tokens=_tokens(session))
     failed = [r for r in results if isinstance(r, Unsound)]
-    pairs = [(q, r) for q, r in zip(chosen, results, strict=True) if isinstance(r, Answer)]
+    pairs = [(q, r) for q, r in zip(chosen, results, strict=True) if isinstance(r, ChatAnswer)]
     empty = sum(answer.is_empty for _, answer in pairs)
     if failed or empty:
         first = f": {failed[0]}" if failed else ""
@@ -66,12 +66,14 @@ async def one_round(session: Session, number: int, turn: int = 0) -> str:
     # no answer of another prompt: certain also where a server gives no logprobs
     prompts = {base.text: prompt for prompt, base in session.references.items()}
     for question, answer in pairs:
-        text, base = text_of(answer), session.references[question.prompt]
+        text, base = written_text(answer), session.references[question.prompt]
         # a model that only recites gives one answer to all
         if session.plan.quality and text != base.text and text in prompts:
             raise Unsound(f"{question.prompt!r} got the answer to {prompts[text]!r}")
     bases = session.references
-    found = session.require_close([compare(bases[q.prompt], a, tolerance) for q, a in pairs])
+    found = session.require_close(
+        [compare_answers(bases[q.prompt], a, tolerance) for q, a in pairs]
+    )
     # after a tie the rest may differ, and must still be right
     wrong = [a for q, a in pairs if session.plan.quality and not q.is_held(a.text)]
     if len(wrong) > tolerance.near_share * len(pairs):
@@ -80,7 +82,7 @@ async def one_round(session: Session, number: int, turn: int = 0) -> str:
 
 
 @STREAMS.check("short ones in turn")
-async def _turns(session: Session) -> str:
+async def _turns(session: SmokeSession) -> str:
     """Short requests of several lengths, so that places become free and are taken at all moments.
 
     Where as many long ones ran at once, a KV cache that lost sight of cells in use still gave the
@@ -97,7 +99,7 @@ async def _turns(session: Session) -> str:
         bases.append(reference(answer))
     places = asyncio.Semaphore(min(_LANES, max(session.plan.streams)))
 
-    async def one(number: int) -> Difference | Unsound:
+    async def one(number: int) -> TextDifference | Unsound:
         # in another order each time
         which = number * 7 % len(asked)
         prompt, most = asked[which]
@@ -106,17 +108,17 @@ async def _turns(session: Session) -> str:
                 answer = await session.ask(prompt, max_tokens=most, stream=number % 2 == 1)
             except Unsound as error:
                 return error
-        return compare(bases[which], answer, session.plan.tolerance)
+        return compare_answers(bases[which], answer, session.plan.tolerance)
 
     count = session.plan.short_requests * session.plan.rounds
     results = await asyncio.gather(*(one(n) for n in range(count)))
     if failed := [r for r in results if isinstance(r, Unsound)]:
         raise Unsound(f"{len(failed)} of {count} short requests failed: {failed[0]}")
-    return session.require_close([r for r in results if isinstance(r, Difference)])
+    return session.require_close([r for r in results if isinstance(r, TextDifference)])
 
 
 @STREAMS.check("tool calls at once", "quality", without_tools)
-async def tools_at_once(session: Session) -> str:
+async def tools_at_once(session: SmokeSession) -> str:
     """Tool calls are lost in streams under load: vllm-project/vllm#54701, #53246."""
 
     async def one(number: int) -> None:

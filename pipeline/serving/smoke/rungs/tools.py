@@ -8,9 +8,9 @@ from typing import Any
 
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.serving.smoke import tasks
-from pipeline.serving.smoke.chat import Answer, ToolCall
-from pipeline.serving.smoke.client import NotOffered, Refused, Unsound
-from pipeline.serving.smoke.session import Rung, Session
+from pipeline.serving.smoke.chat import ChatAnswer, ToolCall
+from pipeline.serving.smoke.client import NotOffered, RequestRefused, Unsound
+from pipeline.serving.smoke.session import Rung, SmokeSession
 
 TOOLS_RUNG = Rung("tools", "Tool calls and reasoning arrive whole")
 MESSAGES = "/v1/messages"
@@ -23,12 +23,12 @@ _MARKS = re.compile(
 )
 
 
-def without_tools(session: Session) -> str:
+def without_tools(session: SmokeSession) -> str:
     """Why no tool calls are looked at."""
     return "" if session.plan.tools else "the recipe expects no tool calls"
 
 
-def _without_reasoning(session: Session) -> str:
+def _without_reasoning(session: SmokeSession) -> str:
     return "" if session.plan.reasoning else "the recipe expects no reasoning"
 
 
@@ -49,7 +49,7 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
     return arguments
 
 
-def require_call(answer: Answer, scenario: tasks.Scenario) -> None:
+def require_call(answer: ChatAnswer, scenario: tasks.Scenario) -> None:
     """Exactly the call that a scenario leads to."""
     how = "in a stream" if answer.is_stream else "whole"
     where = f"{scenario.prompt!r}, {how}"
@@ -64,14 +64,14 @@ def require_call(answer: Answer, scenario: tasks.Scenario) -> None:
     require_no_marks(answer)
 
 
-def require_no_marks(answer: Answer) -> None:
+def require_no_marks(answer: ChatAnswer) -> None:
     """Nothing of the model's own markup in what a person reads."""
     if found := _MARKS.search(answer.text):
         raise Unsound(f"{found[0]!r} is in the content: {answer.text[:120]!r}")
 
 
 @TOOLS_RUNG.check("no marks", "quality")
-async def _no_marks(session: Session) -> str:
+async def _no_marks(session: SmokeSession) -> str:
     for stream in (False, True):
         answer = await session.ask(tasks.sums(4)[3].prompt, stream=stream)
         require_no_marks(answer)
@@ -79,20 +79,20 @@ async def _no_marks(session: Session) -> str:
 
 
 @TOOLS_RUNG.check("scenarios", "quality", without_tools)
-async def tool_scenarios(session: Session) -> str:
+async def tool_scenarios(session: SmokeSession) -> str:
     """Each request leads to its one call."""
     for scenario in tasks.SCENARIOS:
         for stream in (False, True):
             try:
                 answer = await session.ask(scenario.prompt, tools=tasks.TOOLS, stream=stream)
-            except Refused as error:
+            except RequestRefused as error:
                 raise Unsound(f"tools are refused (--no-tools expects none): {error}") from error
             require_call(answer, scenario)
     return f"{len(tasks.SCENARIOS)} calls, the same whole and in streams"
 
 
 @TOOLS_RUNG.check("parallel calls", "quality", without_tools)
-async def _parallel(session: Session) -> str:
+async def _parallel(session: SmokeSession) -> str:
     counts = []
     for stream in (False, True):
         answer = await session.ask(tasks.PARALLEL, tools=tasks.TOOLS, stream=stream)
@@ -110,7 +110,7 @@ async def _parallel(session: Session) -> str:
 
 
 @TOOLS_RUNG.check("tool result", "quality", without_tools)
-async def _result(session: Session) -> str:
+async def _result(session: SmokeSession) -> str:
     """The result of a call comes back to the model."""
     first = await session.ask(tasks.SCENARIOS[0].prompt, tools=tasks.TOOLS)
     require_call(first, tasks.SCENARIOS[0])
@@ -130,7 +130,7 @@ async def _result(session: Session) -> str:
 
 
 @TOOLS_RUNG.check("thinking", "quality", _without_reasoning)
-async def _thinking(session: Session) -> str:
+async def _thinking(session: SmokeSession) -> str:
     """Content alone is compared: long reasoning differs by its ties."""
     question = tasks.sums(5)[4]
     texts: dict[bool, set[str]] = {False: set(), True: set()}
@@ -152,7 +152,7 @@ async def _thinking(session: Session) -> str:
 @TOOLS_RUNG.check(
     "tool call after thinking", "quality", lambda s: _without_reasoning(s) or without_tools(s)
 )
-async def _thinking_call(session: Session) -> str:
+async def _thinking_call(session: SmokeSession) -> str:
     """Parsers of reasoning and of calls read one text: the first may take what is the other's."""
     for stream in (False, True):
         answer = await session.ask(
@@ -163,7 +163,7 @@ async def _thinking_call(session: Session) -> str:
 
 
 @TOOLS_RUNG.check("instant", "quality", _without_reasoning)
-async def _instant(session: Session) -> str:
+async def _instant(session: SmokeSession) -> str:
     question = tasks.sums(6)[5]
     answer = await session.ask(question.prompt, thinking=False)
     require_no_marks(answer)
@@ -176,7 +176,7 @@ async def _instant(session: Session) -> str:
     return "an answer without reasoning"
 
 
-async def message_text(session: Session, prompt: str, most_tokens: int) -> tuple[str, int]:
+async def message_text(session: SmokeSession, prompt: str, most_tokens: int) -> tuple[str, int]:
     """What /v1/messages answers, as Claude Code asks for it, and its count of the prompt."""
     body = _message(session, prompt, most_tokens)
     _, value = await session.client.post(MESSAGES, body, optional=True)
@@ -196,7 +196,7 @@ async def message_text(session: Session, prompt: str, most_tokens: int) -> tuple
     return text, sum(n for n in parts if isinstance(n, int))
 
 
-def _message(session: Session, prompt: str, most_tokens: int) -> dict[str, Any]:
+def _message(session: SmokeSession, prompt: str, most_tokens: int) -> dict[str, Any]:
     return {
         "model": session.model,
         "max_tokens": most_tokens,
@@ -206,7 +206,7 @@ def _message(session: Session, prompt: str, most_tokens: int) -> dict[str, Any]:
 
 
 @TOOLS_RUNG.check("/v1/messages")
-async def _messages(session: Session) -> str:
+async def _messages(session: SmokeSession) -> str:
     """The same answer through the other endpoint: vllm-project/vllm#44576."""
     question, most = tasks.countings(4)[3], session.answer_tokens
     body = {**_message(session, question.prompt, most), "stream": True}

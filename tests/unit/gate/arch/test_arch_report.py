@@ -117,7 +117,9 @@ def test_a_second_look_reads_notes_and_no_layer(
 ) -> None:
     gate.make(compiled("mixed.so", "hopper.so"))
     first = gate.judge()
-    monkeypatch.setattr(arch, "read_facts", lambda *_: pytest.fail("it read an object again"))
+    monkeypatch.setattr(
+        arch, "read_binary_facts", lambda *_: pytest.fail("it read an object again")
+    )
     assert gate.judge() == first
 
 

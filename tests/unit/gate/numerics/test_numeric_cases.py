@@ -12,7 +12,7 @@ import yaml
 
 from pipeline.core.errors import GateInvalid
 from pipeline.images.gate.numerics import read_numeric_cases
-from pipeline.images.gate.smem.cases import Case, read_gates
+from pipeline.images.gate.smem.cases import KernelCase, read_gates
 from pipeline.images.spec.checkout import Checkout
 from tests.unit.gate.smem.test_cases import CASE, read
 
@@ -33,7 +33,7 @@ NUMERIC: dict[str, Any] = {
 }
 
 
-def numeric(tmp_path: Path, specs: Any, case: dict[str, Any] = NUMERIC) -> list[Case]:
+def numeric(tmp_path: Path, specs: Any, case: dict[str, Any] = NUMERIC) -> list[KernelCase]:
     gates = read(tmp_path, case)
     path = tmp_path / "images" / "tiny" / "gates" / "numerics.yaml"
     path.write_text(yaml.safe_dump(specs, sort_keys=False))

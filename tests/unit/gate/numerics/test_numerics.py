@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.images.gate.numerics import TOLERANCES, judge_numbers, overall_numbers
 from pipeline.images.gate.patches import PatchVerdict, unproved, with_numbers
-from pipeline.images.gate.smem.cases import Case
+from pipeline.images.gate.smem.cases import KernelCase
 from pipeline.images.gate.smem.results import NumericsResult, NumericsResults, WorkerAnswer
 from tests.unit.gate.smem.test_results import case as make_case
 from tests.unit.gate.smem.test_results import record
@@ -18,7 +18,7 @@ ALLOWED = TOLERANCES["bfloat16"][0]
 NUMERICS = {"reference": "decode-attention", "outputs": ["o"], "rounds_to": "bfloat16", "seed": 1}
 
 
-def case(**changes: Any) -> Case:
+def case(**changes: Any) -> KernelCase:
     return make_case(numerics={**NUMERICS, **changes})
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from pipeline.core.errors import GateInvalid
-from pipeline.images.gate.smem.cases import Gates, read_gates, size_of
+from pipeline.images.gate.smem.cases import Gates, dimension_of, read_gates
 from pipeline.images.spec.checkout import Checkout
 
 CASE: dict[str, Any] = {
@@ -207,7 +207,7 @@ def test_an_image_without_gates_says_so(tmp_path: Path) -> None:
 
 def test_an_unknown_dimension_is_named() -> None:
     with pytest.raises(GateInvalid, match="'tokens'"):
-        size_of("2*tokens", {"heads": 1}, "decode")
+        dimension_of("2*tokens", {"heads": 1}, "decode")
 
 
 def test_every_shipped_case_file_is_valid() -> None:

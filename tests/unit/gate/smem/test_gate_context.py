@@ -13,7 +13,7 @@ from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.errors import StoreDamaged
 from pipeline.core.model import sha256_of
 from pipeline.images.assemble.layer import Entry, write_layer
-from pipeline.images.gate.smem.engine import unpack
+from pipeline.images.gate.smem.engine import unpack_kept
 
 BIG = os.urandom(2_500_000)
 LOWER = [
@@ -47,7 +47,7 @@ def all_below(row: FileRow) -> str:
 
 
 def test_files_and_near_links_are_written_each_with_its_mode(store: Store, tmp_path: Path) -> None:
-    unpack(store, [kept(store, LOWER)], all_below, tmp_path / "to")
+    unpack_kept(store, [kept(store, LOWER)], all_below, tmp_path / "to")
     result = {
         str(p.relative_to(tmp_path / "to")): p
         for p in (tmp_path / "to").rglob("*")
@@ -66,7 +66,7 @@ def test_files_and_near_links_are_written_each_with_its_mode(store: Store, tmp_p
 
 def test_a_later_layer_wins(store: Store, tmp_path: Path) -> None:
     layers = [kept(store, LOWER), kept(store, UPPER)]
-    unpack(store, layers, all_below, tmp_path / "to")
+    unpack_kept(store, layers, all_below, tmp_path / "to")
     tool = tmp_path / "to" / "root" / "bin" / "tool"
     assert tool.read_bytes() == b"newer"
     assert tool.stat().st_mode & 0o777 == 0o644
@@ -76,9 +76,9 @@ def test_only_what_is_given_a_place_is_written(store: Store, tmp_path: Path) -> 
     def place(row: FileRow) -> str | None:
         return "here/tool" if row.path == "bin/tool" else None
 
-    unpack(store, [kept(store, LOWER)], place, tmp_path / "to")
+    unpack_kept(store, [kept(store, LOWER)], place, tmp_path / "to")
     assert [p.name for p in (tmp_path / "to" / "here").iterdir()] == ["tool"]
-    unpack(store, [kept(store, LOWER)], lambda row: None, tmp_path / "none")
+    unpack_kept(store, [kept(store, LOWER)], lambda row: None, tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
 
@@ -93,7 +93,7 @@ def test_a_damaged_layer_is_told_not_unpacked(store: Store, tmp_path: Path, dama
     if damage == "gone":
         blob.unlink()
     with pytest.raises(StoreDamaged):
-        unpack(store, [record], all_below, tmp_path / "to")
+        unpack_kept(store, [record], all_below, tmp_path / "to")
 
 
 def test_a_layer_written_here_is_the_one_that_is_read(store: Store) -> None:

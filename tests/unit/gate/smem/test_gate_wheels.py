@@ -8,7 +8,7 @@ import pytest
 from packaging.version import Version
 
 from pipeline.core.errors import GateEnvironment, ResolveFailed
-from pipeline.images.gate.smem.engine import WheelFinder, for_host, nearest
+from pipeline.images.gate.smem.engine import WheelFinder, for_host, nearest_versions
 from pipeline.images.gate.smem.environment import cuda_of
 from pipeline.images.lock.model import WheelPin
 
@@ -80,7 +80,7 @@ def test_no_torch_at_all_is_said_plainly(tmp_path: Path) -> None:
 
 
 def test_nearness_is_by_published_versions_the_newer_first_and_never_a_prerelease() -> None:
-    result = nearest(Version("2.9.1"), Finder().versions("torch"))
+    result = nearest_versions(Version("2.9.1"), Finder().versions("torch"))
     assert [str(v) for v in result] == ["2.9.0", "2.10.0", "2.8.0", "2.11.0"]
 
 
@@ -117,7 +117,7 @@ def offer(file: str, **changes: Any) -> Any:
 
 def index(monkeypatch: pytest.MonkeyPatch, *offers: Any) -> WheelFinder:
     monkeypatch.setattr(
-        "pipeline.images.fetch.index.list_files", lambda client, place, project: offers
+        "pipeline.images.fetch.index.list_index_files", lambda client, place, project: offers
     )
     settings = SimpleNamespace(indexes=["https://index.test/simple"])
     client: Any = SimpleNamespace(settings=settings, size_of=lambda url: 7)

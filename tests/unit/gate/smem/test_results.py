@@ -6,16 +6,22 @@ from typing import Any
 
 import pytest
 
-from pipeline.images.gate.smem.cases import AcceptedKernel, Case
+from pipeline.images.gate.smem.cases import AcceptedKernel, KernelCase
 from pipeline.images.gate.smem.limits import CARDS, card_for
-from pipeline.images.gate.smem.results import CaseResult, Record, WorkerAnswer, judge_case, overall
+from pipeline.images.gate.smem.results import (
+    CaseResult,
+    Record,
+    WorkerAnswer,
+    judge_case,
+    overall_of_cases,
+)
 
 CARD = card_for("sm_120")
 LIMIT = CARD.shared_bytes
 
 
-def case(**changes: Any) -> Case:
-    return Case.model_validate(
+def case(**changes: Any) -> KernelCase:
+    return KernelCase.model_validate(
         {
             "gate": "smem-decode",
             "name": "decode-8",
@@ -126,14 +132,14 @@ def test_spills_fail_where_the_case_forbids_them() -> None:
 def test_one_failure_outweighs_one_unknown_outweighs_all_that_passed() -> None:
     passed, unknown, failed = judged(record()), judged(), judged(record(200000))
     accepted = judged(record(102400), accepted=102400)
-    assert overall([passed, unknown, failed]) == "failed"
-    assert overall([passed, accepted, unknown]) == "unknown"
-    assert overall([passed, accepted]) == "accepted"
-    assert overall([passed, passed]) == "passed"
+    assert overall_of_cases([passed, unknown, failed]) == "failed"
+    assert overall_of_cases([passed, accepted, unknown]) == "unknown"
+    assert overall_of_cases([passed, accepted]) == "accepted"
+    assert overall_of_cases([passed, passed]) == "passed"
 
 
 def test_no_cases_at_all_is_unknown() -> None:
-    assert overall([]) == "unknown"
+    assert overall_of_cases([]) == "unknown"
 
 
 def test_words_of_the_assembler_are_kept_without_the_paths_of_this_machine() -> None:

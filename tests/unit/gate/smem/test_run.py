@@ -16,7 +16,7 @@ from pipeline.artifacts.store.store import open_store
 from pipeline.core import log
 from pipeline.images.gate.files import EngineSetup
 from pipeline.images.gate.smem import run
-from pipeline.images.gate.smem.cases import Case
+from pipeline.images.gate.smem.cases import KernelCase
 from pipeline.images.gate.smem.engine import EngineTree
 from pipeline.images.gate.smem.environment import Environment, EnvironmentFacts
 from pipeline.images.gate.smem.limits import card_for
@@ -80,12 +80,12 @@ def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
     run.worker_digest.cache_clear()
 
 
-def cases(*names: str, timeout_s: int = 30) -> list[Case]:
+def cases(*names: str, timeout_s: int = 30) -> list[KernelCase]:
     return [make_case(name=name, timeout_s=timeout_s) for name in names]
 
 
-def verdicts(target: run.GateTarget, asked: list[Case]) -> dict[str, str]:
-    result = run.ask(target, asked)
+def verdicts(target: run.GateTarget, asked: list[KernelCase]) -> dict[str, str]:
+    result = run.ask_workers(target, asked)
     by_name = {c.name: c for c in asked}
     return {
         a.case: judge_case(by_name[a.case], a, target.card, [], cached=False).verdict
@@ -121,7 +121,7 @@ def test_every_case_is_counted_once_also_one_that_costs_its_worker(
     text = HEAD + "for case in job['cases']:\n    begin(case)\n" + dies + "    answer(case)\n"
     worker(monkeypatch, tmp_path, text)
     monkeypatch.setattr(log, "QUIET_LINE_EVERY_S", 0.0)
-    run.ask(target, cases("a", "b", "c", "d"))
+    run.ask_workers(target, cases("a", "b", "c", "d"))
     assert "  4 of 4 cases\n" in capsys.readouterr().err
 
 
@@ -152,7 +152,7 @@ def test_a_worker_that_cannot_start_makes_everything_unknown_with_its_last_line(
     target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     worker(monkeypatch, tmp_path, "raise ImportError('no torch here')\n")
-    result = run.ask(target, cases("a", "b", "c"))
+    result = run.ask_workers(target, cases("a", "b", "c"))
     assert [a.ended for a in result] == ["died"] * 3
     assert "no torch here" in result[0].message
 
@@ -215,7 +215,7 @@ def test_an_answer_is_kept_and_asked_for_once(
     worker(monkeypatch, tmp_path, HONEST)
     (asked,) = cases("a")
     assert run.read_answer(target, asked) is None
-    run.ask(target, [asked])
+    run.ask_workers(target, [asked])
     kept = run.read_answer(target, asked)
     assert kept is not None
     assert kept.records[0].shared_bytes == 1000
@@ -226,7 +226,7 @@ def test_a_case_that_was_stopped_is_asked_again_next_time(
 ) -> None:
     worker(monkeypatch, tmp_path, HEAD + "begin(job['cases'][0]); os._exit(9)\n")
     (asked,) = cases("a")
-    run.ask(target, [asked])
+    run.ask_workers(target, [asked])
     assert run.read_answer(target, asked) is None
 
 
@@ -236,7 +236,7 @@ def test_a_failed_import_is_not_kept_and_says_what_to_add(
     said = '{"case": case["name"], "ended": "not imported", "message": "No module named \'zmq\'"}'
     worker(monkeypatch, tmp_path, f"{HEAD}case = job['cases'][0]; begin(case); say({said})\n")
     (asked,) = cases("a")
-    (answer,) = run.ask(target, [asked])
+    (answer,) = run.ask_workers(target, [asked])
     judged = judge_case(asked, answer, target.card, [], cached=False)
     assert judged.verdict == "unknown"
     assert judged.message.startswith("No module named 'zmq'; name its wheel in `wheels`")
@@ -251,7 +251,7 @@ def test_a_damaged_answer_is_as_good_as_none(
 ) -> None:
     worker(monkeypatch, tmp_path, HONEST)
     (asked,) = cases("a")
-    run.ask(target, [asked])
+    run.ask_workers(target, [asked])
     (path,) = target.folder("answers").iterdir()
     path.write_bytes(damage)
     assert run.read_answer(target, asked) is None
@@ -323,7 +323,7 @@ def test_only_a_case_with_numerics_is_interpreted(
         HEAD + f"begin(job['cases'][0])\n{report} + str(job['interpret'])}})\n",
     )
     spec = numerics and {**numerics, "rounds_to": "float32", "seed": 1}
-    (answer,) = run.ask(target, [make_case(name="a", timeout_s=30, numerics=spec)])
+    (answer,) = run.ask_workers(target, [make_case(name="a", timeout_s=30, numerics=spec)])
     assert answer.message == ("1True" if numerics else "noFalse")
 
 
@@ -341,11 +341,11 @@ def test_what_engine_code_says_does_not_steer_a_terminal(
     message = '"\\x1b]0;title\\x07\\x9b2J\\u202egood\\n"'
     output = f'say({{"case": job["cases"][0]["name"], "ended": "stopped", "message": {message}}})'
     worker(monkeypatch, tmp_path, f"{HEAD}\nbegin(job['cases'][0])\n{output}\n")
-    (answer,) = run.ask(target, cases("a"))
+    (answer,) = run.ask_workers(target, cases("a"))
     assert answer.message.replace("\n", "").isprintable()
     assert "good" in answer.message
     worker(monkeypatch, tmp_path, f"{HEAD}\nprint({message}, flush=True)\nos._exit(3)\n")
-    (answer,) = run.ask(target, cases("b"))
+    (answer,) = run.ask_workers(target, cases("b"))
     assert answer.ended == "died"
     assert answer.message.isprintable()
     assert "good" in answer.message
@@ -358,7 +358,7 @@ def test_a_worker_that_talks_without_end_fills_no_memory(
     monkeypatch.setattr(run, "_MOST_BYTES", 4 << 20)
     worker(monkeypatch, tmp_path, f"{HEAD}\nout.write(({line}) * 999999)\nout.flush()\n")
     tracemalloc.start()
-    (answer,) = run.ask(target, cases("a"))
+    (answer,) = run.ask_workers(target, cases("a"))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert answer.ended == "died"

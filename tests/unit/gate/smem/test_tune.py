@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import GateUnknown
-from pipeline.images.gate.smem.image_gate import CaseTuning, ImageGate, find_case, tune
+from pipeline.images.gate.smem.image_gate import CaseTuning, ImageGate, find_case, sweep_launches
 from pipeline.images.gate.smem.limits import card_for
 from tests.unit.gate.smem.test_run import HEAD, worker
 from tests.unit.gate.smem.test_run_gate import make_gate
@@ -46,7 +46,7 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuned:
     def run(answers: str = ENGINE, warps: tuple[int, ...] = (4, 8)) -> CaseTuning:
         worker(monkeypatch, tmp_path, HEAD + answers)
         gate: ImageGate = make_gate(tmp_path)
-        return tune(gate, CARD, find_case(gate.gates, "extend"), warps, (1,))
+        return sweep_launches(gate, CARD, find_case(gate.gates, "extend"), warps, (1,))
 
     return run
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.artifacts.containers.arguments import Mount
-from pipeline.serving.recipe.container import Target
+from pipeline.serving.recipe.container import LaunchTarget
 from pipeline.serving.recipe.launch import Launch
 from pipeline.serving.recipe.model import ContainerSpec
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 IMAGE = f"registry.example/engines/vllm@{DIGEST}"
-TARGET = Target(image=IMAGE)
+TARGET = LaunchTarget(image=IMAGE)
 # What quoting gets wrong first: each must arrive as it is.
 HOSTILE = [
     "two words",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.artifacts.containers.arguments import Mount
 from pipeline.core.errors import RecipeInvalid
-from pipeline.serving.recipe.render.formats import CONTAINED, render, systemd_word
+from pipeline.serving.recipe.render.formats import CONTAINED, render_launch, systemd_word
 from tests.testbed.unit_file import settings as settings_of
 from tests.testbed.unit_file import words
 from tests.unit.recipe.render.launches import (
@@ -40,7 +40,7 @@ def shell_words(text: str) -> list[str]:
 
 
 def rendered(format_name: str) -> str:
-    return render(hostile_launch(format_name), TARGET, format_name)
+    return render_launch(hostile_launch(format_name), TARGET, format_name)
 
 
 @pytest.mark.parametrize("format_name", ["docker", "podman"])
@@ -93,7 +93,7 @@ def test_kubernetes_gives_the_engine_what_the_recipe_says() -> None:
 def test_a_text_that_yaml_1_2_takes_for_something_else_is_quoted(
     format_name: str, value: str
 ) -> None:
-    text = render(small_launch(environment={"NAME": value}), TARGET, format_name)
+    text = render_launch(small_launch(environment={"NAME": value}), TARGET, format_name)
     assert re.search(rf": '{re.escape(value)}'$", text, re.MULTILINE)
 
 
@@ -110,7 +110,7 @@ def test_a_value_of_two_lines_is_refused(end: str, place: str) -> None:
     }
     for format_name in ALL:
         with pytest.raises(RecipeInvalid, match="control character"):
-            render(small_launch(**changes[place]), TARGET, format_name)
+            render_launch(small_launch(**changes[place]), TARGET, format_name)
 
 
 # a byte of a folder's name that is no UTF-8, as Python reads it; then what is no character
@@ -124,7 +124,7 @@ def test_a_value_that_is_no_text_is_refused(end: str, place: str) -> None:
     }
     for format_name in ALL:
         with pytest.raises(RecipeInvalid, match="no text"):
-            render(small_launch(**changes[place]), TARGET, format_name)
+            render_launch(small_launch(**changes[place]), TARGET, format_name)
 
 
 # a busy machine is no fault of what is tested
@@ -141,8 +141,8 @@ def test_an_empty_word_is_not_lost() -> None:
 def test_a_folder_that_is_hard_to_quote_arrives_in_shells_and_units() -> None:
     launch = small_launch(mounts=[Mount(host="/a b/$x'\"%h", inside="/models")])
     want = "/a b/$x'\"%h:/models:ro"
-    assert want in shell_words(render(launch, TARGET, "docker"))
-    unit = render(launch, TARGET, "systemd")
+    assert want in shell_words(render_launch(launch, TARGET, "docker"))
+    unit = render_launch(launch, TARGET, "systemd")
     assert want in words(dict(settings_of(unit, "Service"))["ExecStart"])
 
 
@@ -150,18 +150,18 @@ def test_a_folder_that_is_hard_to_quote_arrives_in_shells_and_units() -> None:
 def test_a_folder_that_quadlets_cannot_mount_is_refused(folder: str) -> None:
     launch = small_launch(mounts=[Mount(host=folder, inside="/models")])
     with pytest.raises(RecipeInvalid, match="quadlet"):
-        render(launch, TARGET, "quadlet")
+        render_launch(launch, TARGET, "quadlet")
 
 
 def test_a_semicolon_of_its_own_is_no_argument_for_quadlets() -> None:
     with pytest.raises(RecipeInvalid, match="`;`"):
-        render(small_launch(arguments=["a", ";", "b"]), TARGET, "quadlet")
-    render(small_launch(arguments=["a;", ";b"]), TARGET, "quadlet")
+        render_launch(small_launch(arguments=["a", ";", "b"]), TARGET, "quadlet")
+    render_launch(small_launch(arguments=["a;", ";b"]), TARGET, "quadlet")
 
 
 def test_a_percent_sign_in_a_folder_is_no_specifier_for_quadlets() -> None:
     launch = small_launch(mounts=[Mount(host="/data/50%", inside="/models")])
-    assert "Volume=/data/50%%:/models:ro,Z" in render(launch, TARGET, "quadlet").splitlines()
+    assert "Volume=/data/50%%:/models:ro,Z" in render_launch(launch, TARGET, "quadlet").splitlines()
 
 
 @pytest.mark.parametrize("folder", ["/a:b", "relative", ""])
@@ -169,4 +169,4 @@ def test_a_folder_that_a_container_cannot_have_is_refused(folder: str) -> None:
     launch = small_launch(mounts=[Mount(host=folder, inside="/models")])
     for format_name in CONTAINED:
         with pytest.raises(RecipeInvalid, match="absolute path without a colon"):
-            render(launch, TARGET, format_name)
+            render_launch(launch, TARGET, format_name)

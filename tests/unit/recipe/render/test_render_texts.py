@@ -9,35 +9,35 @@ import yaml
 
 from pipeline.artifacts.containers.arguments import Mount
 from pipeline.core.errors import RecipeInvalid
-from pipeline.serving.recipe.container import Target, container_arguments
+from pipeline.serving.recipe.container import LaunchTarget, container_arguments
 from pipeline.serving.recipe.model import ContainerSpec
-from pipeline.serving.recipe.render.formats import CONTAINED, render
+from pipeline.serving.recipe.render.formats import CONTAINED, render_launch
 from tests.unit.recipe.render.launches import DIGEST, IMAGE, TARGET, small_launch
 
-LOCAL = Target(image="sm120/vllm:0123456789ab")
-NCCL = Target(image=IMAGE, nccl="patched")
+LOCAL = LaunchTarget(image="sm120/vllm:0123456789ab")
+NCCL = LaunchTarget(image=IMAGE, nccl="patched")
 
 
 def text(body: str) -> str:
     return textwrap.dedent(body).lstrip("\n").replace("IMAGE", IMAGE)
 
 
-def engine_of(target: Target = TARGET, **changes: Any) -> dict[str, Any]:
+def engine_of(target: LaunchTarget = TARGET, **changes: Any) -> dict[str, Any]:
     """The engine's service in a Compose file."""
-    body: Any = yaml.safe_load(render(small_launch(**changes), target, "compose"))
+    body: Any = yaml.safe_load(render_launch(small_launch(**changes), target, "compose"))
     service: dict[str, Any] = body["services"]["engine"]
     return service
 
 
-def pod_of(target: Target = TARGET, **changes: Any) -> dict[str, Any]:
+def pod_of(target: LaunchTarget = TARGET, **changes: Any) -> dict[str, Any]:
     """The pod of a Deployment."""
-    deployment, _ = yaml.safe_load_all(render(small_launch(**changes), target, "kubernetes"))
+    deployment, _ = yaml.safe_load_all(render_launch(small_launch(**changes), target, "kubernetes"))
     pod: dict[str, Any] = deployment["spec"]["template"]["spec"]
     return pod
 
 
 def test_docker() -> None:
-    assert render(small_launch(), TARGET, "docker") == text(r"""
+    assert render_launch(small_launch(), TARGET, "docker") == text(r"""
         docker run --rm \
           --device nvidia.com/gpu=all \
           -p 127.0.0.1:8000:8000 \
@@ -57,14 +57,14 @@ def test_docker() -> None:
 
 
 def test_podman_relabels_the_weights_and_gives_the_cache_to_the_engine() -> None:
-    docker = render(small_launch(), TARGET, "docker")
+    docker = render_launch(small_launch(), TARGET, "docker")
     want = docker.replace("docker run", "podman run")
     want = want.replace(":/models:ro", ":/models:ro,Z").replace(":/home/engine", ":/home/engine:U")
-    assert render(small_launch(), TARGET, "podman") == want
+    assert render_launch(small_launch(), TARGET, "podman") == want
 
 
 def test_quadlet() -> None:
-    assert render(small_launch(), TARGET, "quadlet") == text(r"""
+    assert render_launch(small_launch(), TARGET, "quadlet") == text(r"""
         # sm120-small-2x.container: into /etc/containers/systemd, or ~/.config/containers/systemd;
         # then `systemctl daemon-reload` and `systemctl start sm120-small-2x`.
         [Unit]
@@ -98,7 +98,7 @@ def test_quadlet() -> None:
 
 
 def test_systemd() -> None:
-    assert render(small_launch(), TARGET, "systemd") == text(r"""
+    assert render_launch(small_launch(), TARGET, "systemd") == text(r"""
         # sm120-small-2x.service: into /etc/systemd/system;
         # then `systemctl daemon-reload` and `systemctl enable --now sm120-small-2x`.
         [Unit]
@@ -137,10 +137,10 @@ def test_systemd() -> None:
 
 @pytest.mark.parametrize("format_name", ["docker", "podman", "quadlet", "systemd", "compose"])
 def test_other_machines_connect_where_that_is_asked_for(format_name: str) -> None:
-    alone, lan = TARGET, Target(image=IMAGE, lan=True)
-    assert "127.0.0.1:8000:8000" in render(small_launch(), alone, format_name)
-    assert "127.0.0.1" not in render(small_launch(), lan, format_name)
-    assert "8000:8000" in render(small_launch(), lan, format_name)
+    alone, lan = TARGET, LaunchTarget(image=IMAGE, lan=True)
+    assert "127.0.0.1:8000:8000" in render_launch(small_launch(), alone, format_name)
+    assert "127.0.0.1" not in render_launch(small_launch(), lan, format_name)
+    assert "8000:8000" in render_launch(small_launch(), lan, format_name)
 
 
 @pytest.mark.parametrize("format_name", ["docker", "podman"])
@@ -148,7 +148,7 @@ def test_a_rendered_command_has_the_rights_and_the_address_of_a_served_one(
     format_name: str,
 ) -> None:
     served = container_arguments(small_launch(), image=IMAGE).run_flags()
-    flags = shlex.split(render(small_launch(), TARGET, format_name).replace("\\\n", " "))
+    flags = shlex.split(render_launch(small_launch(), TARGET, format_name).replace("\\\n", " "))
     rights = [f for f in flags if f.startswith(("--cap-", "--security-opt"))]
     assert rights == [f for f in served if f.startswith(("--cap-", "--security-opt"))]
     assert f"--publish={flags[flags.index('-p') + 1]}" in served
@@ -159,19 +159,19 @@ def test_a_recipe_of_a_document_is_rendered_with_its_rights_and_its_address(
     format_name: str,
 ) -> None:
     documented = small_launch(container=ContainerSpec(as_documented=True))
-    text = render(documented, TARGET, format_name)
+    text = render_launch(documented, TARGET, format_name)
     assert not any(word in text for word in ("127.0.0.1", "rop=", "DropCap", "rivileges", "_drop"))
 
 
 def test_a_systemd_unit_for_podman_needs_no_docker() -> None:
-    unit = render(small_launch(), Target(image=IMAGE, runner="podman"), "systemd")
+    unit = render_launch(small_launch(), LaunchTarget(image=IMAGE, runner="podman"), "systemd")
     assert "docker" not in unit
     assert "ExecStart=/usr/bin/podman run --rm" in unit
     assert ":/models:ro,Z" in unit
 
 
 def test_compose() -> None:
-    assert render(small_launch(), TARGET, "compose") == text("""
+    assert render_launch(small_launch(), TARGET, "compose") == text("""
         # compose.yaml: `docker compose up -d` in its folder starts sm120-small-2x.
         name: sm120-small-2x
         services:
@@ -256,7 +256,9 @@ def test_kubernetes_mounts_weights_read_only_and_memory_at_dev_shm() -> None:
 
 def test_kubernetes_takes_weights_from_a_claim() -> None:
     mounts = [Mount(host=f"/data/{x}", inside=f"/{x}") for x in ("models", "draft")]
-    claimed, draft, *_ = pod_of(Target(image=IMAGE, claim="weights"), mounts=mounts)["volumes"]
+    claimed, draft, *_ = pod_of(LaunchTarget(image=IMAGE, claim="weights"), mounts=mounts)[
+        "volumes"
+    ]
     assert claimed["persistentVolumeClaim"] == {"claimName": "weights", "readOnly": True}
     assert draft["hostPath"]["path"] == "/data/draft"
 
@@ -264,11 +266,11 @@ def test_kubernetes_takes_weights_from_a_claim() -> None:
 @pytest.mark.parametrize("claim", ["Weights", "a/b", "-a", "a_b"])
 def test_what_is_no_name_of_a_claim_is_refused(claim: str) -> None:
     with pytest.raises(RecipeInvalid, match="PersistentVolumeClaim"):
-        pod_of(Target(image=IMAGE, claim=claim))
+        pod_of(LaunchTarget(image=IMAGE, claim=claim))
 
 
 def test_the_service_of_kubernetes_finds_the_pod() -> None:
-    deployment, service = yaml.safe_load_all(render(small_launch(), TARGET, "kubernetes"))
+    deployment, service = yaml.safe_load_all(render_launch(small_launch(), TARGET, "kubernetes"))
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     for selector in (service["spec"]["selector"], deployment["spec"]["selector"]["matchLabels"]):
         assert selector.items() <= labels.items()
@@ -277,7 +279,7 @@ def test_the_service_of_kubernetes_finds_the_pod() -> None:
 
 def test_kubernetes_chooses_gpus_itself_and_has_short_names() -> None:
     with pytest.raises(RecipeInvalid, match="chooses the GPUs itself"):
-        pod_of(Target(image=IMAGE, gpus=[0, 1]))
+        pod_of(LaunchTarget(image=IMAGE, gpus=[0, 1]))
     with pytest.raises(RecipeInvalid, match="longer than"):
         pod_of(recipe="x" * 60)
 
@@ -286,12 +288,12 @@ def test_kubernetes_chooses_gpus_itself_and_has_short_names() -> None:
 def test_a_name_that_kubernetes_does_not_take_is_refused(name: str) -> None:
     with pytest.raises(RecipeInvalid, match="ends in a letter or a digit"):
         pod_of(recipe=name)
-    assert "--name sm120-x-" in render(small_launch(recipe=name), TARGET, "systemd")
+    assert "--name sm120-x-" in render_launch(small_launch(recipe=name), TARGET, "systemd")
 
 
 def test_shell_is_the_same_engine_without_a_container() -> None:
     launch = small_launch(mounts=[], arguments=["/data/small", "--port", "8000"])
-    assert render(launch, Target(gpus=[2, 3]), "shell") == text(r"""
+    assert render_launch(launch, LaunchTarget(gpus=[2, 3]), "shell") == text(r"""
         #!/bin/sh
         # small-2x: small by vllm, without a container
         set -eu
@@ -306,20 +308,20 @@ def test_shell_is_the_same_engine_without_a_container() -> None:
 
 @pytest.mark.parametrize("words", [["--host", "127.0.0.1"], ["--host=127.0.0.1"]])
 def test_an_address_that_the_recipe_names_stays(words: list[str]) -> None:
-    script = render(small_launch(arguments=words), TARGET, "shell")
+    script = render_launch(small_launch(arguments=words), TARGET, "shell")
     assert "0.0.0.0" not in script
 
 
 @pytest.mark.parametrize("format_name", ["docker", "podman", "quadlet", "systemd"])
 def test_chosen_gpus_are_the_only_ones(format_name: str) -> None:
-    rendered = render(small_launch(), Target(image=IMAGE, gpus=[1, 3]), format_name)
+    rendered = render_launch(small_launch(), LaunchTarget(image=IMAGE, gpus=[1, 3]), format_name)
     assert "nvidia.com/gpu=1" in rendered
     assert "nvidia.com/gpu=3" in rendered
     assert "gpu=all" not in rendered
 
 
 def test_chosen_gpus_are_the_only_ones_in_compose() -> None:
-    deploy = engine_of(Target(image=IMAGE, gpus=[1, 3]))["deploy"]
+    deploy = engine_of(LaunchTarget(image=IMAGE, gpus=[1, 3]))["deploy"]
     device = deploy["resources"]["reservations"]["devices"][0]
     assert device["device_ids"] == ["nvidia.com/gpu=1", "nvidia.com/gpu=3"]
 
@@ -335,20 +337,20 @@ def test_chosen_gpus_are_the_only_ones_in_compose() -> None:
 def test_a_docker_without_cdi_is_asked_for_the_same_cards(
     gpus: list[int] | None, words: str, device: dict[str, Any]
 ) -> None:
-    target = Target(image=IMAGE, gpus=gpus, cdi=False)
-    text = render(small_launch(), target, "docker")
+    target = LaunchTarget(image=IMAGE, gpus=gpus, cdi=False)
+    text = render_launch(small_launch(), target, "docker")
     assert f"  {words} \\\n" in text
     assert "nvidia.com" not in text
     reserved = engine_of(target)["deploy"]["resources"]["reservations"]["devices"]
     assert reserved == [{"driver": "nvidia", **device, "capabilities": ["gpu"]}]
-    assert "gpus" not in render(
+    assert "gpus" not in render_launch(
         small_launch(cards=0), target.model_copy(update={"gpus": None}), "docker"
     )
 
 
 @pytest.mark.parametrize("format_name", ["docker", "podman"])
 def test_a_container_in_the_background_is_kept_when_it_ends(format_name: str) -> None:
-    text = render(small_launch(), Target(image=IMAGE, detached=True), format_name)
+    text = render_launch(small_launch(), LaunchTarget(image=IMAGE, detached=True), format_name)
     assert text.startswith(f"{format_name} run -d \\\n")
     assert "--rm" not in text
 
@@ -359,14 +361,14 @@ def test_another_number_of_gpus_than_the_recipe_needs_is_refused(
     format_name: str, gpus: list[int]
 ) -> None:
     with pytest.raises(RecipeInvalid, match="is for 2 GPUs"):
-        render(small_launch(), Target(image=IMAGE, gpus=gpus), format_name)
+        render_launch(small_launch(), LaunchTarget(image=IMAGE, gpus=gpus), format_name)
 
 
 @pytest.mark.parametrize("format_name", list(CONTAINED))
 def test_a_recipe_without_cards_asks_for_none_and_for_nothing_that_only_cards_need(
     format_name: str,
 ) -> None:
-    rendered = render(small_launch(cards=0, engine="llama-cpp"), TARGET, format_name)
+    rendered = render_launch(small_launch(cards=0, engine="llama-cpp"), TARGET, format_name)
     unwanted = ("gpu", "--ipc", "ipc:", "memlock", "MEMLOCK", "/dev/shm", "/home/engine")
     assert not [word for word in unwanted if word in rendered]
 
@@ -388,11 +390,11 @@ PRIVATE = ContainerSpec(ipc="private", memory_locked=False)
 def test_private_memory_is_private_and_as_large_as_a_served_one_has_it(
     format_name: str, line: str
 ) -> None:
-    rendered = render(small_launch(container=PRIVATE), TARGET, format_name)
+    rendered = render_launch(small_launch(container=PRIVATE), TARGET, format_name)
     assert not [word for word in ("ipc", "memlock", "MEMLOCK") if word in rendered]
     assert line in rendered.splitlines()
     assert container_arguments(small_launch(container=PRIVATE), image=IMAGE).shm_bytes == 32 << 30
-    shared = render(small_launch(), TARGET, format_name)
+    shared = render_launch(small_launch(), TARGET, format_name)
     assert "34359738368" not in shared
 
 
@@ -408,8 +410,8 @@ def test_private_memory_is_private_and_as_large_as_a_served_one_has_it(
     ],
 )
 def test_no_registry_answers_for_the_name_of_a_local_image(format_name: str, line: str) -> None:
-    assert line in render(small_launch(), LOCAL, format_name)
-    assert "never" not in render(small_launch(), TARGET, format_name).lower()
+    assert line in render_launch(small_launch(), LOCAL, format_name)
+    assert "never" not in render_launch(small_launch(), TARGET, format_name).lower()
 
 
 @pytest.mark.parametrize(
@@ -423,7 +425,7 @@ def test_no_registry_answers_for_the_name_of_a_local_image(format_name: str, lin
     ],
 )
 def test_a_local_image_has_the_name_that_loading_gave_it(format_name: str, name: str) -> None:
-    assert name in render(small_launch(), LOCAL, format_name).splitlines()
+    assert name in render_launch(small_launch(), LOCAL, format_name).splitlines()
 
 
 @pytest.mark.parametrize(
@@ -441,31 +443,33 @@ def test_a_local_image_has_the_name_that_loading_gave_it(format_name: str, name:
 def test_the_hosts_nccl_is_used_where_it_is_asked_for(
     format_name: str, settings: str, library: str
 ) -> None:
-    rendered = render(small_launch(), NCCL, format_name)
+    rendered = render_launch(small_launch(), NCCL, format_name)
     assert settings in rendered
     assert library in rendered
-    only_settings = render(small_launch(), Target(image=IMAGE, nccl="settings"), format_name)
+    only_settings = render_launch(
+        small_launch(), LaunchTarget(image=IMAGE, nccl="settings"), format_name
+    )
     assert settings in only_settings
     assert library not in only_settings
-    assert "nccl.env" not in render(small_launch(), TARGET, format_name)
+    assert "nccl.env" not in render_launch(small_launch(), TARGET, format_name)
 
 
 def test_a_script_reads_the_hosts_nccl_settings() -> None:
-    assert ". /etc/sm120/nccl.env" in render(small_launch(), NCCL, "shell")
-    assert "nccl.env" not in render(small_launch(), TARGET, "shell")
+    assert ". /etc/sm120/nccl.env" in render_launch(small_launch(), NCCL, "shell")
+    assert "nccl.env" not in render_launch(small_launch(), TARGET, "shell")
 
 
 @pytest.mark.parametrize("format_name", list(CONTAINED))
 def test_a_recipe_without_an_image_has_no_container(format_name: str) -> None:
     with pytest.raises(RecipeInvalid, match="has no image"):
-        render(small_launch(image=None), Target(), format_name)
+        render_launch(small_launch(image=None), LaunchTarget(), format_name)
 
 
 def test_what_is_compiled_is_kept_apart_by_image_and_recipe() -> None:
     names = {
         line
         for changes in ({}, {"digest": "sha256:" + "b" * 64}, {"recipe": "other.1+x"})
-        for line in render(small_launch(**changes), TARGET, "docker").splitlines()
+        for line in render_launch(small_launch(**changes), TARGET, "docker").splitlines()
         if "/home/engine" in line
     }
     assert names == {

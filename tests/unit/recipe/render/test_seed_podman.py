@@ -9,11 +9,11 @@ import pytest
 
 from pipeline.images.engine.parser_flags import find_parser_flags, flags_folder
 from pipeline.images.spec.checkout import Checkout
-from pipeline.serving.recipe.container import Target
+from pipeline.serving.recipe.container import LaunchTarget
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import Overrides, plan_launch, with_whole_repositories
 from pipeline.serving.recipe.parser import check_flags
-from pipeline.serving.recipe.render.formats import CONTAINED, render
+from pipeline.serving.recipe.render.formats import CONTAINED, render_launch
 from tests.unit.recipe.render.launches import DIGEST, TARGET
 from tests.unit.recipe.test_seed_commands import ARTICLE
 from tests.unit.support import ROOT
@@ -42,7 +42,7 @@ def test_podman_is_told_what_the_document_tells_it_but_for_the_images_digest() -
     recipe = RECIPES.read("kimi-k26-ik-llama-2x")
     launch = with_whole_repositories(plan_launch(recipe, Overrides(), weights=WEIGHTS))
     image = f"registry.home.arpa/ik_llama.cpp@{DIGEST}"
-    got = document_words(render(launch, Target(image=image), "podman"))
+    got = document_words(render_launch(launch, LaunchTarget(image=image), "podman"))
     want = document_words(ARTICLE)
     at = want.index("registry.home.arpa/ik_llama.cpp:latest")
     # all before the image, in the document's order
@@ -81,5 +81,5 @@ def test_a_shipped_recipe_can_be_rendered(name: str, tmp_path: Path) -> None:
         (tmp_path / recipe.model.folder / "x-00001-of-00002.gguf").touch()
     launch = plan_launch(recipe, Overrides(), weights=str(tmp_path), digest=DIGEST)
     for format_name in [*(CONTAINED if recipe.image else []), "shell"]:
-        text = render(launch, TARGET, format_name)
+        text = render_launch(launch, TARGET, format_name)
         assert all(word in text for word in (launch.arguments[0], str(launch.port)))

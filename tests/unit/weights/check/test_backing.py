@@ -14,7 +14,7 @@ import yaml
 
 from pipeline.artifacts.attest.keys import key_id, read_key_file, read_public
 from pipeline.artifacts.attest.trust import trust_entry
-from pipeline.weights.model import FilePin, WeightsLock, write_lock
+from pipeline.weights.model import FilePin, WeightsLock, write_weights_lock
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import DiskSet, make_set, pin_of
 
@@ -37,12 +37,12 @@ class Bed:
         (self.sm120.cwd / "images").mkdir(exist_ok=True)
         self.weights.mkdir(parents=True, exist_ok=True)
         if lock:
-            write_lock(self.weights / f"{name}.lock.yaml", lock)
+            write_weights_lock(self.weights / f"{name}.lock.yaml", lock)
 
     def reseal(self, **changes: object) -> None:
         """As somebody does who can write the folder."""
         changed = self.disk.place.lock.model_copy(update=changes).sealed()
-        write_lock(self.disk.place.lock_file, changed)
+        write_weights_lock(self.disk.place.lock_file, changed)
 
     def forge(self, path: str, data: bytes, **changes: object) -> None:
         """Change a file, and say in the lock beside it that this is right."""

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.net.http import Client
+from pipeline.core.net.http import NetClient
 from pipeline.core.net.settings import plain_settings
 from pipeline.weights.check import repair
 from pipeline.weights.check.repair import Repaired, RouteSupply
 from pipeline.weights.disk import hashing
 from pipeline.weights.disk.hashing import BLOCK_BYTES
 from pipeline.weights.disk.install import make_way
-from pipeline.weights.disk.receipt import keep, read_receipt
+from pipeline.weights.disk.receipt import keep_receipt, read_receipt
 from pipeline.weights.model import FilePin, WeightsLock
 from pipeline.weights.place import new_place
 from pipeline.weights.transfer.router import Route
@@ -82,7 +82,9 @@ def big(tmp_path: Path, quick_clock: None) -> DiskSet:
 
 
 def mend(a_set: DiskSet, *sources: Copy) -> list[Repaired]:
-    return repair.repair(a_set.place, a_set.check(full=True), supply_of(sources or [a_set.source]))
+    return repair.repair_damage(
+        a_set.place, a_set.check(full=True), supply_of(sources or [a_set.source])
+    )
 
 
 def is_right(a_set: DiskSet) -> bool:
@@ -207,7 +209,7 @@ def test_a_changed_file_whose_blocks_are_unknown_is_fetched_whole(tmp_path: Path
 def test_marks_of_other_bytes_are_not_trusted(big: DiskSet) -> None:
     flip(big.path(BIG), 3)
     known = read_receipt(big.place)[BIG]
-    keep(big.place, [known.model_copy(update={"marks": known.marks[::-1]})], [])
+    keep_receipt(big.place, [known.model_copy(update={"marks": known.marks[::-1]})], [])
     source = Counting(big.source)
     mend(big, source)
     assert source.asked[-1] == (BIG, 0, BIG_BYTES)
@@ -220,7 +222,7 @@ def test_marks_that_hide_the_damage_are_not_trusted(
     flip(big.path(BIG), 3)
     monkeypatch.setattr(repair, "mark_of", lambda hasher: "0" * 16)
     known = read_receipt(big.place)[BIG]
-    keep(big.place, [known.model_copy(update={"marks": "0" * len(known.marks)})], [])
+    keep_receipt(big.place, [known.model_copy(update={"marks": "0" * len(known.marks)})], [])
     source = Counting(big.source)
     mend(big, source)
     assert source.asked == [(BIG, 0, BIG_BYTES)]
@@ -285,7 +287,7 @@ def test_a_rotten_partial_file_is_not_gone_on_with_twice(big: DiskSet) -> None:
 
 def test_without_a_source_the_reason_is_given(a_set: DiskSet) -> None:
     flip(a_set.path(SHARD), 9)
-    (repaired,) = repair.repair(a_set.place, a_set.check(), supply_of([]))
+    (repaired,) = repair.repair_damage(a_set.place, a_set.check(), supply_of([]))
     assert "no server may be asked" in repaired.error
 
 
@@ -301,7 +303,7 @@ def test_a_full_disk_is_reported_before_the_first_byte(
 
 
 def test_bad_sectors_cost_only_their_blocks(big: DiskSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    real_read, real_pread = hashing.read_file, os.pread
+    real_read, real_pread = hashing.hash_file, os.pread
     path = big.path(BIG)
 
     def unreadable(where: Path, *args: Any, **kwargs: Any) -> Any:
@@ -316,7 +318,7 @@ def test_bad_sectors_cost_only_their_blocks(big: DiskSet, monkeypatch: pytest.Mo
         return real_pread(handle, length, at)
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.weights.check.verify.read_file", unreadable)
+        patch.setattr("pipeline.weights.check.verify.hash_file", unreadable)
         patch.setattr(os, "pread", bad_sector)
         source = Counting(big.source)
         assert big.kinds(full=True) == {BIG: "unreadable"}
@@ -401,8 +403,8 @@ def test_the_routes_of_a_fetch_are_asked_one_after_the_other(tmp_path: Path, kin
             flip(plain.path(SHARD), 0)
         folders = [tmp_path, wrong, folder]
         routes: list[Route] = [FolderRoute(f, lock) for f in folders]
-        supply = RouteSupply(routes, Client(plain_settings(), first_wait_s=0.01))
-        repair.repair(plain.place, plain.check(), supply)
+        supply = RouteSupply(routes, NetClient(plain_settings(), first_wait_s=0.01))
+        repair.repair_damage(plain.place, plain.check(), supply)
         assert is_right(plain)
 
 
@@ -439,7 +441,7 @@ def test_the_command_obeys_the_switches_of_the_hub_as_a_fetch_does(
 ) -> None:
     given: dict[str, Any] = {}
 
-    def find_routes(client: Client, lock: WeightsLock, **options: Any) -> list[Route]:
+    def find_routes(client: NetClient, lock: WeightsLock, **options: Any) -> list[Route]:
         given.update(options)
         return [FolderRoute(a_set.copy, lock)]
 

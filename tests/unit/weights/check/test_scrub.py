@@ -11,10 +11,17 @@ import pytest
 
 from pipeline.core.errors import StoreUnwritable
 from pipeline.weights.check import repair
-from pipeline.weights.check.scrub import CATCH_UP_NIGHTS, DAY_S, Pace, ScrubSlice, ScrubState, scrub
+from pipeline.weights.check.scrub import (
+    CATCH_UP_NIGHTS,
+    DAY_S,
+    ScrubPace,
+    ScrubSlice,
+    ScrubState,
+    read_slice,
+)
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.hashing import identity_of
-from pipeline.weights.place import Place
+from pipeline.weights.place import LockedFolder
 from tests.unit.support import ROOT, Command
 from tests.unit.weights.disk_set import (
     DiskSet,
@@ -39,9 +46,11 @@ def ten(tmp_path: Path) -> DiskSet:
     return make_set(tmp_path, ten_files())
 
 
-def night(a_set: DiskSet | Place, number: float, pace: Pace | None = None) -> ScrubSlice:
+def night(
+    a_set: DiskSet | LockedFolder, number: float, pace: ScrubPace | None = None
+) -> ScrubSlice:
     place = a_set.place if isinstance(a_set, DiskSet) else a_set
-    return scrub(place, pace or Pace(every_days=5), START_S + int(number * DAY_S))
+    return read_slice(place, pace or ScrubPace(every_days=5), START_S + int(number * DAY_S))
 
 
 def test_a_slice_a_night_reads_everything_in_the_days_asked_for(ten: DiskSet) -> None:
@@ -57,7 +66,7 @@ def test_files_of_all_sizes_are_each_read_in_time(tmp_path: Path) -> None:
     last = dict.fromkeys(made.files, 0.0)
     total = 0
     for n in range(40):
-        done = night(made, n, Pace(every_days=7))
+        done = night(made, n, ScrubPace(every_days=7))
         assert done.overdue == []
         total += done.bytes_read
         last |= dict.fromkeys(done.read, n)
@@ -67,7 +76,7 @@ def test_files_of_all_sizes_are_each_read_in_time(tmp_path: Path) -> None:
 
 def test_one_big_file_is_not_read_every_night(tmp_path: Path) -> None:
     made = make_set(tmp_path, {"big.gguf": random_bytes(1, 100_000)})
-    nights = [bool(night(made, n, Pace(every_days=10)).read) for n in range(31)]
+    nights = [bool(night(made, n, ScrubPace(every_days=10)).read) for n in range(31)]
     assert [n for n, was_read in enumerate(nights) if was_read] == [0, 10, 20, 30]
 
 
@@ -80,7 +89,7 @@ def test_running_it_again_and_again_does_not_read_faster(ten: DiskSet) -> None:
 def test_missed_nights_are_made_up_for_within_a_limit(tmp_path: Path) -> None:
     files = {f"{i:03}.gguf": random_bytes(i, 100) for i in range(100)}
     made = make_set(tmp_path, files)
-    pace = Pace(every_days=50)
+    pace = ScrubPace(every_days=50)
     assert len(night(made, 0, pace).read) == 2
     assert len(night(made, 3, pace).read) == 6
     after_a_year = night(made, 368, pace)
@@ -93,7 +102,7 @@ def test_missed_nights_are_made_up_for_within_a_limit(tmp_path: Path) -> None:
 
 
 def test_a_budget_is_kept_and_overdue_files_are_reported(ten: DiskSet) -> None:
-    pace = Pace(every_days=5, budget_bytes=1000)
+    pace = ScrubPace(every_days=5, budget_bytes=1000)
     nights = [night(ten, n, pace) for n in range(10)]
     assert [len(n.read) for n in nights] == [1] * 10
     assert nights[4].overdue == []
@@ -104,7 +113,7 @@ def test_an_added_file_comes_first(ten: DiskSet) -> None:
     for n in range(5):
         night(ten, n)
     files = {**ten_files(), "new.gguf": b"new"}
-    place = Place(ten.place.root, lock_of(files))
+    place = LockedFolder(ten.place.root, lock_of(files))
     write_set(place, files)
     assert "new.gguf" in night(place, 5).read
 
@@ -113,7 +122,7 @@ def test_a_file_locked_anew_is_read_anew(ten: DiskSet) -> None:
     for n in range(5):
         night(ten, n)
     files = {**ten_files(), "7.gguf": b"changed in the next version"}
-    place = Place(ten.place.root, lock_of(files))
+    place = LockedFolder(ten.place.root, lock_of(files))
     write_set(place, files)
     assert "7.gguf" in night(place, 5).read
 
@@ -127,12 +136,12 @@ def test_rot_is_found_within_the_days_and_reported_until_it_is_repaired(
     settle()
     entry = receipt.read_receipt(ten.place)["6.gguf"]
     as_rot = entry.model_copy(update={"identity": identity_of(os.lstat(ten.path("6.gguf")))})
-    receipt.keep(ten.place, [as_rot], [])
+    receipt.keep_receipt(ten.place, [as_rot], [])
     assert ten.kinds() == {}  # the receipt cannot see rot
     reported = [bool(night(ten, n).findings) for n in range(8)]
     assert reported == [False] * 3 + [True] * 5
     assert ten.kinds() == {"6.gguf": "changed"}
-    repair.repair(ten.place, ten.check(), supply_of([ten.source]))
+    repair.repair_damage(ten.place, ten.check(), supply_of([ten.source]))
     assert "6.gguf" in night(ten, 8).read
     assert night(ten, 9).findings == []
 
@@ -251,7 +260,7 @@ def test_nothing_is_written_through_a_linked_folder_of_ours(
     with pytest.raises(StoreUnwritable, match="is a link; this tool writes only into folders"):
         night(ten, 0)
     # a receipt only saves time: verify goes on without one
-    receipt.keep(ten.place, [], ())
+    receipt.keep_receipt(ten.place, [], ())
     assert "no receipt is kept" in capsys.readouterr().err
     assert receipt.disk_time_ns(ten.place) is None
     assert sorted(p.name for p in other.iterdir()) == before

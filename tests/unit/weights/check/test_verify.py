@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import Interrupted, WeightsUnknown
-from pipeline.weights.check.verify import VerifyOptions, verify
+from pipeline.weights.check.verify import WeightsVerifyOptions, verify_files
 from pipeline.weights.disk import hashing
-from pipeline.weights.disk.hashing import BLOCK_BYTES, Moved, NotPlain, read_file
-from pipeline.weights.model import write_lock
-from pipeline.weights.place import Place, new_place
+from pipeline.weights.disk.hashing import BLOCK_BYTES, Moved, NotPlain, hash_file
+from pipeline.weights.model import write_weights_lock
+from pipeline.weights.place import LockedFolder, new_place
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import (
     DiskSet,
@@ -92,7 +92,7 @@ def test_sizes_are_looked_at_before_anything_is_read(
         assert "missing: config.json" in capfd.readouterr().err
         raise Interrupted("seen")
 
-    monkeypatch.setattr("pipeline.weights.check.verify.read_file", no_reading)
+    monkeypatch.setattr("pipeline.weights.check.verify.hash_file", no_reading)
     with pytest.raises(Interrupted, match="seen"):
         a_set.report(jobs=1)
 
@@ -222,7 +222,7 @@ def test_two_sets_of_one_snapshot_know_each_others_files(tmp_path: Path) -> None
     other = new_place(tmp_path / "set", lock_of(other_files, "other"), hub_cache=True)
     write_set(other, other_files)
     assert one.kinds() == {"q4.gguf": "extra"}
-    assert verify(one.place, VerifyOptions(), [other]).report.is_whole
+    assert verify_files(one.place, WeightsVerifyOptions(), [other]).report.is_whole
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_passed(
@@ -269,8 +269,8 @@ def test_a_disk_that_cannot_read_a_file_leaves_it_unproved(
 
 def test_a_wrong_lock_finds_everything_wrong(plain: DiskSet) -> None:
     others = {path: random_bytes(9, len(data)) for path, data in plain.files.items()}
-    place = Place(plain.place.root, lock_of(others))
-    wrong = {f.path: f.kind for f in verify(place, VerifyOptions()).report.damage}
+    place = LockedFolder(plain.place.root, lock_of(others))
+    wrong = {f.path: f.kind for f in verify_files(place, WeightsVerifyOptions()).report.damage}
     assert wrong == {path: "changed" for path, data in plain.files.items() if data}
 
 
@@ -279,7 +279,7 @@ def test_the_hash_and_its_marks_are_those_of_the_bytes(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(data)
     for direct in (False, True):
         seen: list[int] = []
-        reading = read_file(tmp_path / "f", sha256(), advance=seen.append, direct=direct)
+        reading = hash_file(tmp_path / "f", sha256(), advance=seen.append, direct=direct)
         assert reading.digest == sha256(data).hexdigest()
         assert sum(seen) == len(data)
         ends = [BLOCK_BYTES, 2 * BLOCK_BYTES, len(data)]
@@ -291,14 +291,14 @@ def test_short_reads_of_a_strange_disk_change_nothing(
 ) -> None:
     data = random_bytes(6, BLOCK_BYTES + 100_000)
     (tmp_path / "f").write_bytes(data)
-    whole = read_file(tmp_path / "f", sha256())
+    whole = hash_file(tmp_path / "f", sha256())
     real = os.preadv
 
     def little_by_little(handle: int, parts: Any, at: int, *flags: int) -> int:
         return real(handle, [parts[0][:70_001]], at, *flags)
 
     monkeypatch.setattr(os, "preadv", little_by_little)
-    assert read_file(tmp_path / "f", sha256()) == whole
+    assert hash_file(tmp_path / "f", sha256()) == whole
 
 
 def test_a_file_cut_short_while_it_is_read_is_not_passed(
@@ -319,16 +319,16 @@ def test_a_stopped_read_ends_soon(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(Interrupted):
-        read_file(tmp_path / "f", sha256(), stop=stop)
+        hash_file(tmp_path / "f", sha256(), stop=stop)
 
 
 def test_reading_goes_through_no_link_and_reads_no_folder(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"x")
     (tmp_path / "link").symlink_to("f")
     with pytest.raises(OSError, match="symbolic"):
-        read_file(tmp_path / "link", sha256())
+        hash_file(tmp_path / "link", sha256())
     with pytest.raises(NotPlain):
-        read_file(tmp_path, sha256())
+        hash_file(tmp_path, sha256())
     assert issubclass(Moved, OSError)
 
 
@@ -355,7 +355,7 @@ def test_the_command_answers_in_json(a_set: DiskSet, sm120: Command) -> None:
 def test_the_command_takes_a_lock_for_a_folder_that_has_none(
     plain: DiskSet, sm120: Command, tmp_path: Path
 ) -> None:
-    write_lock(tmp_path / "x.lock.yaml", plain.place.lock)
+    write_weights_lock(tmp_path / "x.lock.yaml", plain.place.lock)
     assert sm120("weights", "verify", plain.copy).error == "WeightsUnknown"
     assert sm120("weights", "verify", plain.copy, "--lock", "x.lock.yaml").code == 0
     (plain.copy / "config.json").write_bytes(b"other!!!\n")
@@ -364,7 +364,7 @@ def test_the_command_takes_a_lock_for_a_folder_that_has_none(
 
 
 def test_the_command_finds_a_hub_cache_by_its_lock(hub: DiskSet, sm120: Command) -> None:
-    write_lock(hub.copy / "x.lock.yaml", hub.place.lock)
+    write_weights_lock(hub.copy / "x.lock.yaml", hub.place.lock)
     for root in (hub.place.root, hub.place.root.parent):
         assert sm120("weights", "verify", root, "--lock", hub.copy / "x.lock.yaml").code == 0
     hub.path(SHARD).unlink()

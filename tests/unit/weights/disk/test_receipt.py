@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from pipeline.weights.check import verify as module
-from pipeline.weights.check.verify import VerifyOptions, verify
+from pipeline.weights.check.verify import WeightsVerifyOptions, verify_files
 from pipeline.weights.disk import hashing, receipt
-from pipeline.weights.disk.hashing import Reading, identity_of
-from pipeline.weights.place import Place
+from pipeline.weights.disk.hashing import FileReading, identity_of
+from pipeline.weights.place import LockedFolder
 from tests.unit.weights.disk_set import (
     DiskSet,
     flip,
@@ -68,7 +68,7 @@ def test_a_file_just_written_is_read_again_next_time(
     assert read_again(made) == 0
 
 
-def proved_paths(place: Place) -> set[str]:
+def proved_paths(place: LockedFolder) -> set[str]:
     return {path for path, entry in receipt.read_receipt(place).items() if entry.identity}
 
 
@@ -115,10 +115,10 @@ def test_a_receipt_copied_with_its_folder_vouches_for_nothing(tmp_path: Path) ->
     settle()
     made.report()
     shutil.copytree(made.place.root, tmp_path / "second")
-    second = Place(tmp_path / "second", made.place.lock)
+    second = LockedFolder(tmp_path / "second", made.place.lock)
     flip(second.root / SHARD, 0)
     os.utime(second.root / SHARD, ns=(0, made.path(SHARD).stat().st_mtime_ns))
-    report = verify(second, VerifyOptions()).report
+    report = verify_files(second, WeightsVerifyOptions()).report
     assert report.files_read == 6
     assert [f.path for f in report.damage] == [SHARD]
 
@@ -163,8 +163,8 @@ def test_a_receipt_of_rubbish_is_ignored(proved: DiskSet, data: bytes) -> None:
 
 def test_a_receipt_of_another_lock_vouches_only_for_what_both_name(proved: DiskSet) -> None:
     others = small_files() | {"config.json": b'{"a": 2}\n'}
-    place = Place(proved.place.root, lock_of(others), hub_cache=proved.place.hub_cache)
-    report = verify(place, VerifyOptions()).report
+    place = LockedFolder(proved.place.root, lock_of(others), hub_cache=proved.place.hub_cache)
+    report = verify_files(place, WeightsVerifyOptions()).report
     assert "config.json" in {f.path for f in report.damage}
     # what the new lock names as the old one did need not be read again
     assert report.by_receipt == len(others) - 1
@@ -176,7 +176,7 @@ def test_a_new_file_is_vouched_for_at_once_and_any_later_write_shows(proved: Dis
     fresh.write_bytes(path.read_bytes())
     receipt.set_back_mtime(fresh)
     fresh.replace(path)
-    receipt.keep(proved.place, [receipt.installed(proved.place, pin, ["0" * 16])], ())
+    receipt.keep_receipt(proved.place, [receipt.installed_entry(proved.place, pin, ["0" * 16])], ())
     assert read_again(proved) == 0
     flip(path, 100)  # within the same tick of a slow clock, it may be
     assert proved.kinds() == {SHARD: "changed"}
@@ -185,9 +185,9 @@ def test_a_new_file_is_vouched_for_at_once_and_any_later_write_shows(proved: Dis
 def test_a_new_file_whose_mtime_is_fresh_is_not_vouched_for(proved: DiskSet) -> None:
     pin, path = proved.pin(SHARD), proved.path(SHARD)
     path.write_bytes(path.read_bytes())
-    assert receipt.installed(proved.place, pin, ["0" * 16]).identity is None
+    assert receipt.installed_entry(proved.place, pin, ["0" * 16]).identity is None
     path.unlink()
-    assert receipt.installed(proved.place, pin, ["0" * 16]).identity is None
+    assert receipt.installed_entry(proved.place, pin, ["0" * 16]).identity is None
 
 
 def test_a_receipt_of_another_machine_is_ignored(
@@ -213,7 +213,7 @@ def forge(a_set: DiskSet) -> None:
     place = a_set.place
     known = receipt.read_receipt(place)
     now = identity_of(os.lstat(a_set.path(SHARD)))
-    receipt.keep(place, [known[SHARD].model_copy(update={"identity": now})], [])
+    receipt.keep_receipt(place, [known[SHARD].model_copy(update={"identity": now})], [])
 
 
 def test_a_subset_leaves_the_rest_of_the_receipt_alone(proved: DiskSet) -> None:
@@ -241,7 +241,7 @@ def test_what_was_proved_before_a_stop_is_not_read_again(
 ) -> None:
     made = make_set(tmp_path)
     settle()
-    real = hashing.read_file
+    real = hashing.hash_file
 
     def stopped_at_the_smallest(path: Path, *args: Any, **kwargs: Any) -> Any:
         if path.name == "empty.txt":
@@ -249,7 +249,7 @@ def test_what_was_proved_before_a_stop_is_not_read_again(
         return real(path, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "read_file", stopped_at_the_smallest)
+        patch.setattr(module, "hash_file", stopped_at_the_smallest)
         with pytest.raises(KeyboardInterrupt):
             made.report(jobs=1)
     assert read_again(made) == 1
@@ -260,10 +260,10 @@ def test_a_machine_without_a_file_handle_left_takes_no_proof_away(
 ) -> None:
     for number, is_kept in ((errno.EMFILE, True), (errno.ENOMEM, True), (errno.EIO, False)):
 
-        def fails(*args: object, number: int = number, **kwargs: object) -> Reading:
+        def fails(*args: object, number: int = number, **kwargs: object) -> FileReading:
             raise OSError(number, os.strerror(number))
 
         with monkeypatch.context() as patch:
-            patch.setattr(module, "read_file", fails)
+            patch.setattr(module, "hash_file", fails)
             assert set(proved.kinds(full=True).values()) == {"unreadable"}
         assert (proved.report().files_read == 0) is is_kept

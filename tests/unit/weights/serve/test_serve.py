@@ -21,13 +21,13 @@ from pipeline.app import weights_hub as weights_serve
 from pipeline.core.errors import AddressUnusable, LockEdited
 from pipeline.core.files import remove_tree
 from pipeline.weights.disk.hashing import identity_of, open_pin
-from pipeline.weights.place import Place, find_places
+from pipeline.weights.place import LockedFolder, find_places
 from pipeline.weights.serve import http as wire
 from pipeline.weights.serve import prover as proving
 from pipeline.weights.serve.api import HubApi, ServedSets
-from pipeline.weights.serve.http import Refused, wanted_range
+from pipeline.weights.serve.http import RequestError, wanted_range
 from pipeline.weights.serve.prover import Prover
-from pipeline.weights.serve.server import ClientConnection, ConnectionLimits, Server
+from pipeline.weights.serve.server import ClientConnection, ConnectionLimits, HubServer
 from tests.testbed.locked_set import COMMIT, SMALL, make_set, pin_of, random_bytes
 from tests.unit.support import Command
 
@@ -49,7 +49,7 @@ class Got:
 
 @dataclass
 class Running:
-    server: Server
+    server: HubServer
     prover: Prover
 
     def ask(
@@ -90,7 +90,7 @@ def running(*folders: Path, tokens: frozenset[str] = frozenset(), **more: Any) -
     served = served_by(folders)
     prover = Prover(served.files)
     hub = HubApi(served, prover, tokens)
-    server = Server(hub.answer, may_read=hub.may_read, **more)
+    server = HubServer(hub.answer, may_read=hub.may_read, **more)
     server.listen()
     prover.start()
     thread = threading.Thread(target=server.run)
@@ -110,12 +110,12 @@ def disk_with_a_fine_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> LockedFolder:
     return make_set(tmp_path / "set", SMALL, LARGE)
 
 
 @pytest.fixture
-def hub(place: Place) -> Iterator[Running]:
+def hub(place: LockedFolder) -> Iterator[Running]:
     with running(place.root) as running_hub:
         running_hub.wait_until_judged()
         yield running_hub
@@ -174,7 +174,7 @@ def test_several_ranges_or_another_unit_get_the_whole_file(hub: Running) -> None
 
 
 def test_a_range_of_an_empty_file_does_not_exist() -> None:
-    with pytest.raises(Refused, match="does not have this range"):
+    with pytest.raises(RequestError, match="does not have this range"):
         wanted_range("bytes=0-", 0)
 
 
@@ -304,7 +304,7 @@ def test_nothing_can_be_written(hub: Running, method: str) -> None:
 
 @pytest.mark.parametrize("size_class", ["config.json", "model.safetensors"])
 def test_a_byte_flipped_after_the_proof_is_never_sent(
-    hub: Running, place: Place, size_class: str
+    hub: Running, place: LockedFolder, size_class: str
 ) -> None:
     assert hub.file(size_class).status == 200
     path = place.root / size_class
@@ -320,7 +320,9 @@ def test_a_byte_flipped_after_the_proof_is_never_sent(
     assert hub.ask("/healthz").json["status"] == "damaged"
 
 
-def test_a_repaired_file_is_served_again_without_a_restart(hub: Running, place: Place) -> None:
+def test_a_repaired_file_is_served_again_without_a_restart(
+    hub: Running, place: LockedFolder
+) -> None:
     path = place.root / "model.safetensors"
     path.write_bytes(BIG[:-1] + b"?")
     assert hub.file("model.safetensors").status == 409
@@ -332,7 +334,7 @@ def test_a_repaired_file_is_served_again_without_a_restart(hub: Running, place: 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 @pytest.mark.parametrize("fault", ["gone", "short", "link", "folder", "pipe"])
 def test_a_file_that_is_not_the_locked_one_is_refused(
-    hub: Running, place: Place, tmp_path: Path, name: str, fault: str
+    hub: Running, place: LockedFolder, tmp_path: Path, name: str, fault: str
 ) -> None:
     path = place.root / name
     data = path.read_bytes()
@@ -350,7 +352,7 @@ def test_a_file_that_is_not_the_locked_one_is_refused(
 
 
 def test_a_folder_that_became_a_link_is_not_followed(
-    hub: Running, place: Place, tmp_path: Path
+    hub: Running, place: LockedFolder, tmp_path: Path
 ) -> None:
     (place.root / "sub dir").rename(tmp_path / "elsewhere")
     (place.root / "sub dir").symlink_to(tmp_path / "elsewhere")
@@ -358,7 +360,7 @@ def test_a_folder_that_became_a_link_is_not_followed(
 
 
 def test_a_file_that_changes_while_it_is_sent_never_arrives_whole(
-    hub: Running, place: Place, monkeypatch: pytest.MonkeyPatch
+    hub: Running, place: LockedFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire, "_ONCE_BYTES", 1 << 16)
     path = place.root / "model.safetensors"
@@ -379,7 +381,7 @@ def test_a_file_that_changes_while_it_is_sent_never_arrives_whole(
 
 
 def test_before_it_is_proved_a_file_is_answered_with_come_back_later(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: LockedFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proving, "_WAIT_S", 0.05)
     monkeypatch.setattr(proving, "_TICK_S", 30.0)  # the proof cannot begin
@@ -391,7 +393,7 @@ def test_before_it_is_proved_a_file_is_answered_with_come_back_later(
         assert hub.ask("/healthz").json["status"] == "proving"
 
 
-def test_a_receipt_proves_only_the_very_file(place: Place) -> None:
+def test_a_receipt_proves_only_the_very_file(place: LockedFolder) -> None:
     pin = next(p for p in place.lock.files if p.path == "model.safetensors")
     handle = open_pin(place, pin)
     seen = identity_of(os.fstat(handle))
@@ -402,7 +404,7 @@ def test_a_receipt_proves_only_the_very_file(place: Place) -> None:
         assert {h.pin.path: h.state for h in prover.files}[pin.path] == state
 
 
-def test_a_token_opens_the_server_and_nothing_else_does(place: Place) -> None:
+def test_a_token_opens_the_server_and_nothing_else_does(place: LockedFolder) -> None:
     with running(place.root, tokens=frozenset({"hf_right_token"})) as hub:
         hub.wait_until_judged()
         assert hub.file("config.json", Authorization="Bearer hf_right_token").status == 200
@@ -419,7 +421,7 @@ def test_a_token_opens_the_server_and_nothing_else_does(place: Place) -> None:
 
 
 def test_the_log_has_a_line_a_request_and_no_token(
-    place: Place, capfd: pytest.CaptureFixture[str]
+    place: LockedFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with running(place.root, tokens=frozenset({"hf_right_token"})) as hub:
         hub.file("config.json", Authorization="Bearer hf_right_token")
@@ -549,7 +551,7 @@ class Crowd:
 
 
 @contextmanager
-def crowded(place: Place, **more: Any) -> Iterator[tuple[Running, Crowd]]:
+def crowded(place: LockedFolder, **more: Any) -> Iterator[tuple[Running, Crowd]]:
     with running(place.root, **more) as hub, ExitStack() as stack:
         hub.wait_until_judged()
         yield hub, Crowd(hub, stack)
@@ -563,7 +565,7 @@ def is_closed(sock: socket.socket) -> bool:
         return True
 
 
-def test_silent_unknown_clients_leave_room_for_one_with_a_token(place: Place) -> None:
+def test_silent_unknown_clients_leave_room_for_one_with_a_token(place: LockedFolder) -> None:
     few = ConnectionLimits(most=4, most_unknown=6, most_unknown_of_one=3)
     with crowded(place, tokens=TOKENS, connections=few) as (hub, crowd):
         silent = [crowd.connect() for _ in range(40)]
@@ -572,7 +574,7 @@ def test_silent_unknown_clients_leave_room_for_one_with_a_token(place: Place) ->
         assert is_closed(silent[0])
 
 
-def test_unknown_clients_that_keep_asking_do_not_outlast_a_newcomer(place: Place) -> None:
+def test_unknown_clients_that_keep_asking_do_not_outlast_a_newcomer(place: LockedFolder) -> None:
     few = ConnectionLimits(most=4, most_unknown=6, most_unknown_of_one=3)
     with crowded(place, tokens=TOKENS, connections=few) as (_, crowd):
         loud = [crowd.connect() for _ in range(3)]
@@ -606,7 +608,7 @@ def test_one_that_has_asked_and_was_not_read_yet_is_not_sent_away() -> None:
             sock.close()
 
 
-def test_unknown_clients_of_many_addresses_do_not_shut_out_another(place: Place) -> None:
+def test_unknown_clients_of_many_addresses_do_not_shut_out_another(place: LockedFolder) -> None:
     few = ConnectionLimits(most=4, most_unknown=6, most_unknown_of_one=3)
     with crowded(place, tokens=TOKENS, connections=few) as (hub, crowd):
         newcomer = crowd.connect("127.0.0.9")
@@ -616,7 +618,7 @@ def test_unknown_clients_of_many_addresses_do_not_shut_out_another(place: Place)
         assert len(hub.server.connections) <= 6 + 1
 
 
-def test_a_reader_that_is_silent_makes_way_for_the_next(place: Place) -> None:
+def test_a_reader_that_is_silent_makes_way_for_the_next(place: LockedFolder) -> None:
     few = ConnectionLimits(most=2, most_unknown=6, most_unknown_of_one=6)
     with crowded(place, tokens=TOKENS, connections=few) as (_, crowd):
         readers = [crowd.connect() for _ in range(3)]
@@ -630,7 +632,7 @@ def test_a_reader_that_is_silent_makes_way_for_the_next(place: Place) -> None:
         assert crowd.asked(readers[1], b"config.json", TOKEN_LINE).startswith(b"HTTP/1.1 200 ")
 
 
-def test_more_readers_than_allowed_get_a_retry_after(place: Place) -> None:
+def test_more_readers_than_allowed_get_a_retry_after(place: LockedFolder) -> None:
     few = ConnectionLimits(most=2, most_unknown=6, most_unknown_of_one=6)
     with crowded(place, tokens=TOKENS, connections=few) as (_, crowd):
         for _ in range(2):
@@ -640,7 +642,9 @@ def test_more_readers_than_allowed_get_a_retry_after(place: Place) -> None:
         assert b"Retry-After: 5" in third
 
 
-def test_one_address_cannot_have_all_places_where_no_token_is_asked_for(place: Place) -> None:
+def test_one_address_cannot_have_all_places_where_no_token_is_asked_for(
+    place: LockedFolder,
+) -> None:
     few = ConnectionLimits(most=4, most_unknown=6, most_unknown_of_one=6)
     with crowded(place, connections=few, most_of_one=2) as (_, crowd):
         for _ in range(2):
@@ -650,7 +654,7 @@ def test_one_address_cannot_have_all_places_where_no_token_is_asked_for(place: P
 
 
 def test_whoever_was_refused_is_not_waited_for_as_long(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: LockedFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire, "HEAD_S", 0.3)
     with crowded(place, tokens=TOKENS) as (_, crowd):
@@ -687,7 +691,7 @@ def test_a_file_that_cannot_be_opened_now_is_not_called_wrong(
 
 @pytest.mark.parametrize("number", TROUBLES, ids=errno.errorcode.get)
 def test_a_file_that_cannot_be_read_while_it_is_judged_is_judged_again(
-    place: Place, monkeypatch: pytest.MonkeyPatch, number: int
+    place: LockedFolder, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(proving, "_RETRY_S", 0.05)
     monkeypatch.setattr(proving, "_WAIT_S", 0.3)
@@ -808,14 +812,14 @@ def test_locks_that_contradict_each_other_are_not_served(tmp_path: Path) -> None
         served_by([tmp_path / "a", tmp_path / "b"])
 
 
-def test_an_edited_lock_is_not_served(place: Place) -> None:
+def test_an_edited_lock_is_not_served(place: LockedFolder) -> None:
     text = place.lock_file.read_text(encoding="utf-8")
     place.lock_file.write_text(text.replace("org/tiny", "org/evil"), encoding="utf-8")
     with pytest.raises(LockEdited):
         served_by([place.root])
 
 
-def test_an_address_in_use_is_named_in_the_error(hub: Running, place: Place) -> None:
+def test_an_address_in_use_is_named_in_the_error(hub: Running, place: LockedFolder) -> None:
     taken: Callable[[], AbstractContextManager[Running]] = lambda: running(  # noqa: E731
         place.root, port=hub.server.port
     )
@@ -834,7 +838,7 @@ BAD_STARTS = {
 
 @pytest.mark.parametrize("name", BAD_STARTS)
 def test_the_command_does_not_start_with(
-    place: Place, tmp_path: Path, sm120: Command, name: str
+    place: LockedFolder, tmp_path: Path, sm120: Command, name: str
 ) -> None:
     text, options, code = BAD_STARTS[name]
     (tmp_path / "tokens").write_text(text, encoding="utf-8")
@@ -844,7 +848,7 @@ def test_the_command_does_not_start_with(
 
 
 def test_the_command_does_not_serve_what_is_not_locked(
-    place: Place, tmp_path: Path, sm120: Command
+    place: LockedFolder, tmp_path: Path, sm120: Command
 ) -> None:
     (tmp_path / "empty").mkdir()
     assert sm120("weights", "serve", str(tmp_path / "empty")).error == "WeightsUnknown"

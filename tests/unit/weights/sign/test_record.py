@@ -10,8 +10,8 @@ import pytest
 from pipeline.artifacts.attest.names import WEIGHTS
 from pipeline.artifacts.attest.predicates import WeightsVerification, check_predicate
 from pipeline.core.errors import RecordInvalid
-from pipeline.weights.check.verify import VerifyOptions, verify
-from pipeline.weights.place import Place, find_places
+from pipeline.weights.check.verify import WeightsVerifyOptions, verify_files
+from pipeline.weights.place import LockedFolder, find_places
 from pipeline.weights.sign.record import set_digest, verification, weights_statement
 from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.support import Command
@@ -24,13 +24,13 @@ def at_noon(result: WeightsVerification) -> WeightsVerification:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LockedFolder:
     monkeypatch.setattr("pipeline.weights.disk.receipt._CLOCK_TICK_NS", -(10**9))
     return make_set(tmp_path / "set", SMALL, LARGE)
 
 
-def test_a_record_of_one_moment_is_the_same_bytes_every_time(place: Place) -> None:
-    verify(place, VerifyOptions())
+def test_a_record_of_one_moment_is_the_same_bytes_every_time(place: LockedFolder) -> None:
+    verify_files(place, WeightsVerifyOptions())
     first, second = (
         json.dumps(weights_statement(place, at_noon(verification(place))).as_json())
         for _ in range(2)
@@ -39,7 +39,7 @@ def test_a_record_of_one_moment_is_the_same_bytes_every_time(place: Place) -> No
     assert json.loads(first)["predicate"]["verification"]["at"] == "2026-01-02T12:00:00Z"
 
 
-def test_its_subjects_are_the_lock_file_and_the_set(place: Place, tmp_path: Path) -> None:
+def test_its_subjects_are_the_lock_file_and_the_set(place: LockedFolder, tmp_path: Path) -> None:
     lock, files = weights_statement(place, verification(place)).as_json()["subject"]
     assert lock["digest"]["sha256"] == hashlib.sha256(place.lock_file.read_bytes()).hexdigest()
     assert files["name"] == f"org/tiny@{place.lock.commit}"
@@ -47,13 +47,13 @@ def test_its_subjects_are_the_lock_file_and_the_set(place: Place, tmp_path: Path
     assert set_digest(other.lock) != set_digest(place.lock)
 
 
-def test_what_no_receipt_vouches_for_is_unknown_and_says_why(place: Place) -> None:
+def test_what_no_receipt_vouches_for_is_unknown_and_says_why(place: LockedFolder) -> None:
     result = verification(place)
     assert (result.result, result.files_read) == ("unknown", 0)
     assert "no receipt vouches for 6 files" in result.why[0]
 
 
-def test_a_receipt_or_a_full_read_makes_it_verified(place: Place) -> None:
+def test_a_receipt_or_a_full_read_makes_it_verified(place: LockedFolder) -> None:
     full = verification(place, full=True)
     assert (full.result, full.how, full.files_read) == ("verified", "full", 6)
     later = verification(place)
@@ -61,8 +61,8 @@ def test_a_receipt_or_a_full_read_makes_it_verified(place: Place) -> None:
 
 
 @pytest.mark.parametrize("fault", ["flipped", "short", "missing", "extra code", "touched"])
-def test_a_moved_file_is_never_verified(place: Place, fault: str) -> None:
-    verify(place, VerifyOptions())
+def test_a_moved_file_is_never_verified(place: LockedFolder, fault: str) -> None:
+    verify_files(place, WeightsVerifyOptions())
     path = place.root / "model.safetensors"
     data = path.read_bytes()
     if fault == "flipped":
@@ -98,7 +98,7 @@ def test_sets_that_share_a_snapshot_are_no_damage_to_each_other(tmp_path: Path) 
     ],
 )
 def test_a_record_cannot_hold_what_the_model_does_not_allow(
-    place: Place, name: str, value: object
+    place: LockedFolder, name: str, value: object
 ) -> None:
     predicate = weights_statement(place, verification(place)).predicate
     check_predicate(WEIGHTS, predicate)
@@ -106,7 +106,7 @@ def test_a_record_cannot_hold_what_the_model_does_not_allow(
         check_predicate(WEIGHTS, {**predicate, name: value})
 
 
-def test_a_record_says_why_even_where_there_is_nothing_to_say(place: Place) -> None:
+def test_a_record_says_why_even_where_there_is_nothing_to_say(place: LockedFolder) -> None:
     predicate = weights_statement(place, verification(place, full=True)).predicate
     check_predicate(WEIGHTS, predicate)
     assert predicate["verification"].pop("why") == []
@@ -114,7 +114,7 @@ def test_a_record_says_why_even_where_there_is_nothing_to_say(place: Place) -> N
         check_predicate(WEIGHTS, predicate)
 
 
-def test_the_command_prints_it_and_fails_on_damage(place: Place, sm120: Command) -> None:
+def test_the_command_prints_it_and_fails_on_damage(place: LockedFolder, sm120: Command) -> None:
     done = sm120("weights", "attest", str(place.root), "--full")
     assert (done.code, json.loads(done.out)["predicate"]["lock"]["seal"]) == (0, place.lock.seal)
     (place.root / "config.json").unlink()

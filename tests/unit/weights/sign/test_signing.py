@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from pipeline.artifacts.attest import bundle
 from pipeline.core.errors import ModelSignatureInvalid, WeightsDamaged
 from pipeline.weights.disk import hashing
-from pipeline.weights.place import Place
+from pipeline.weights.place import LockedFolder
 from pipeline.weights.sign import signing
 from tests.testbed.locked_set import SMALL, make_set, write
 from tests.unit.support import Command
@@ -27,17 +27,17 @@ PUBLIC = KEY.public_key()
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "hub-cache"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> LockedFolder:
     return make_set(tmp_path / "set", SMALL, LARGE, hub_cache=request.param)
 
 
 @pytest.fixture
-def plain(tmp_path: Path) -> Place:
+def plain(tmp_path: Path) -> LockedFolder:
     return make_set(tmp_path / "set", SMALL, LARGE)
 
 
-def signed(place: Place, key: ec.EllipticCurvePrivateKey = KEY) -> Path:
-    return signing.sign(place, key, signing.default_signature(place)).signature
+def signed(place: LockedFolder, key: ec.EllipticCurvePrivateKey = KEY) -> Path:
+    return signing.sign_folder(place, key, signing.default_signature(place)).signature
 
 
 def edited(path: Path, change: Callable[[Any], None], *, sign_again: bool) -> None:
@@ -68,19 +68,19 @@ def public_file(path: Path, key: Any) -> Path:
     return path
 
 
-def test_a_signed_set_is_accepted(place: Place) -> None:
-    done = signing.check(place.snapshot, signed(place), PUBLIC)
+def test_a_signed_set_is_accepted(place: LockedFolder) -> None:
+    done = signing.compare_signature(place.snapshot, signed(place), PUBLIC)
     assert done.files == len(SMALL) + len(LARGE) - 1
     assert done.not_covered == [".gitattributes"]
 
 
 @pytest.mark.parametrize("curve", [ec.SECP384R1(), ec.SECP521R1()])
-def test_larger_curves_work_too(plain: Place, curve: ec.EllipticCurve) -> None:
+def test_larger_curves_work_too(plain: LockedFolder, curve: ec.EllipticCurve) -> None:
     key = ec.generate_private_key(curve)
-    assert signing.check(plain.root, signed(plain, key), key.public_key()).files == 6
+    assert signing.compare_signature(plain.root, signed(plain, key), key.public_key()).files == 6
 
 
-def test_the_statement_lists_every_file_with_its_sha256(plain: Place) -> None:
+def test_the_statement_lists_every_file_with_its_sha256(plain: LockedFolder) -> None:
     payload = json.loads(bundle.opened(signed(plain), PUBLIC))
     rows = {r["name"]: r["digest"] for r in payload["predicate"]["resources"]}
     assert set(rows) == {*SMALL, *LARGE} - {".gitattributes"}
@@ -89,23 +89,25 @@ def test_the_statement_lists_every_file_with_its_sha256(plain: Place) -> None:
 
 
 def test_a_second_signature_reads_no_large_file(
-    plain: Place, monkeypatch: pytest.MonkeyPatch
+    plain: LockedFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.weights.disk.receipt._CLOCK_TICK_NS", -(10**9))
-    assert signing.sign(plain, KEY, signing.default_signature(plain)).files_read == 7
-    assert signing.sign(plain, KEY, signing.default_signature(plain)).files_read == 0
-    assert signing.sign(plain, KEY, signing.default_signature(plain), full=True).files_read == 7
+    assert signing.sign_folder(plain, KEY, signing.default_signature(plain)).files_read == 7
+    assert signing.sign_folder(plain, KEY, signing.default_signature(plain)).files_read == 0
+    assert (
+        signing.sign_folder(plain, KEY, signing.default_signature(plain), full=True).files_read == 7
+    )
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "modeling_tiny.py"])
-def test_a_changed_byte_is_refused_by_check_and_by_sign(place: Place, name: str) -> None:
+def test_a_changed_byte_is_refused_by_check_and_by_sign(place: LockedFolder, name: str) -> None:
     signature = signed(place)
     path = place.name(next(p for p in place.lock.files if p.path == name)).resolve()
     data = bytearray(path.read_bytes())
     data[0] ^= 1
     path.write_bytes(data)
     with pytest.raises(ModelSignatureInvalid, match=f"changed: {name}"):
-        signing.check(place.snapshot, signature, PUBLIC)
+        signing.compare_signature(place.snapshot, signature, PUBLIC)
     with pytest.raises(WeightsDamaged, match=name):
         signed(place)
 
@@ -113,7 +115,7 @@ def test_a_changed_byte_is_refused_by_check_and_by_sign(place: Place, name: str)
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
 @pytest.mark.parametrize("call", ["open", "preadv"])
 def test_a_file_that_cannot_be_read_now_is_not_called_changed(
-    plain: Place, monkeypatch: pytest.MonkeyPatch, number: int, call: str
+    plain: LockedFolder, monkeypatch: pytest.MonkeyPatch, number: int, call: str
 ) -> None:
     signature = signed(plain)
 
@@ -123,13 +125,13 @@ def test_a_file_that_cannot_be_read_now_is_not_called_changed(
     failing = SimpleNamespace(**{**vars(os), call: fails})
     monkeypatch.setattr(hashing, "os", failing)
     with pytest.raises(ModelSignatureInvalid, match=os.strerror(number)) as raised:
-        signing.check(plain.root, signature, PUBLIC)
+        signing.compare_signature(plain.root, signature, PUBLIC)
     assert "changed" not in str(raised.value)
     assert "Its bytes were not judged" in raised.value.hint
 
 
 def test_a_folder_that_cannot_be_listed_is_named_by_check_and_by_sign(
-    plain: Place, monkeypatch: pytest.MonkeyPatch
+    plain: LockedFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signature = signed(plain)
     closed, real = plain.root / "closed", os.scandir
@@ -142,47 +144,47 @@ def test_a_folder_that_cannot_be_listed_is_named_by_check_and_by_sign(
 
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(ModelSignatureInvalid, match="extra: closed/"):
-        signing.check(plain.root, signature, PUBLIC)
+        signing.compare_signature(plain.root, signature, PUBLIC)
     with pytest.raises(WeightsDamaged, match="closed/"):
         signed(plain)
 
 
-def test_a_missing_file_is_refused(place: Place) -> None:
+def test_a_missing_file_is_refused(place: LockedFolder) -> None:
     signature = signed(place)
     (place.snapshot / "config.json").unlink()
     with pytest.raises(ModelSignatureInvalid, match=r"missing: config\.json"):
-        signing.check(place.snapshot, signature, PUBLIC)
+        signing.compare_signature(place.snapshot, signature, PUBLIC)
     with pytest.raises(WeightsDamaged):
         signed(place)
 
 
 @pytest.mark.parametrize("name", ["evil.py", "sub dir/more.json", "notes.txt", "x/model.sig"])
-def test_an_extra_file_is_refused(place: Place, name: str) -> None:
+def test_an_extra_file_is_refused(place: LockedFolder, name: str) -> None:
     signature = signed(place)
     (place.snapshot / name).parent.mkdir(exist_ok=True)
     (place.snapshot / name).write_bytes(b"x")
     with pytest.raises(ModelSignatureInvalid, match=f"extra: {name}"):
-        signing.check(place.snapshot, signature, PUBLIC)
+        signing.compare_signature(place.snapshot, signature, PUBLIC)
     with pytest.raises(WeightsDamaged):
         signed(place)
 
 
-def test_files_that_swapped_their_names_are_refused(plain: Place) -> None:
+def test_files_that_swapped_their_names_are_refused(plain: LockedFolder) -> None:
     signature = signed(plain)
     a, b = plain.root / "config.json", plain.root / "modeling_tiny.py"
     a.rename(plain.root / "t")
     b.rename(a)
     (plain.root / "t").rename(b)
     with pytest.raises(ModelSignatureInvalid, match="changed"):
-        signing.check(plain.root, signature, PUBLIC)
+        signing.compare_signature(plain.root, signature, PUBLIC)
 
 
-def test_a_link_in_a_plain_folder_is_refused(plain: Place, tmp_path: Path) -> None:
+def test_a_link_in_a_plain_folder_is_refused(plain: LockedFolder, tmp_path: Path) -> None:
     signature = signed(plain)
     (plain.root / "config.json").rename(tmp_path / "outside")
     (plain.root / "config.json").symlink_to(tmp_path / "outside")
     with pytest.raises(ModelSignatureInvalid, match="links"):
-        signing.check(plain.root, signature, PUBLIC)
+        signing.compare_signature(plain.root, signature, PUBLIC)
 
 
 def test_a_link_out_of_a_hub_cache_is_refused(tmp_path: Path) -> None:
@@ -192,22 +194,22 @@ def test_a_link_out_of_a_hub_cache_is_refused(tmp_path: Path) -> None:
     (place.snapshot / "config.json").unlink()
     (place.snapshot / "config.json").symlink_to(tmp_path / "outside")
     with pytest.raises(ModelSignatureInvalid, match=r"changed: config\.json"):
-        signing.check(place.snapshot, signature, PUBLIC)
+        signing.compare_signature(place.snapshot, signature, PUBLIC)
 
 
-def test_another_key_is_refused_also_when_the_hint_is_forged(plain: Place) -> None:
+def test_another_key_is_refused_also_when_the_hint_is_forged(plain: LockedFolder) -> None:
     signature = signed(plain)
     other = ec.generate_private_key(ec.SECP256R1()).public_key()
     with pytest.raises(ModelSignatureInvalid, match="another key"):
-        signing.check(plain.root, signature, other)
+        signing.compare_signature(plain.root, signature, other)
     whole = json.loads(signature.read_bytes())
     for hint in (bundle.key_hint(other), "", None):
         whole["verificationMaterial"]["publicKey"]["hint"] = hint
         signature.write_text(json.dumps(whole), encoding="utf-8")
         with pytest.raises(ModelSignatureInvalid, match="does not match"):
-            signing.check(plain.root, signature, other)
+            signing.compare_signature(plain.root, signature, other)
         if hint is None:
-            assert signing.check(plain.root, signature, PUBLIC).files == 6
+            assert signing.compare_signature(plain.root, signature, PUBLIC).files == 6
 
 
 def _first(name: str, value: Any) -> Callable[[Any], None]:
@@ -241,19 +243,21 @@ EDITS: dict[str, Callable[[Any], None]] = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_an_edited_statement_is_refused(plain: Place, name: str) -> None:
+def test_an_edited_statement_is_refused(plain: LockedFolder, name: str) -> None:
     signature = signed(plain)
     edited(signature, EDITS[name], sign_again=False)
     with pytest.raises(ModelSignatureInvalid, match="does not match"):
-        signing.check(plain.root, signature, PUBLIC)
+        signing.compare_signature(plain.root, signature, PUBLIC)
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_a_wrong_statement_is_refused_even_with_a_right_signature(plain: Place, name: str) -> None:
+def test_a_wrong_statement_is_refused_even_with_a_right_signature(
+    plain: LockedFolder, name: str
+) -> None:
     signature = signed(plain)
     edited(signature, EDITS[name], sign_again=True)
     with pytest.raises(ModelSignatureInvalid):
-        signing.check(plain.root, signature, PUBLIC)
+        signing.compare_signature(plain.root, signature, PUBLIC)
 
 
 BUNDLES: dict[str, Callable[[Any], Any]] = {
@@ -273,23 +277,25 @@ def _envelope(whole: Any, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", BUNDLES)
-def test_what_is_no_bundle_is_refused(plain: Place, name: str) -> None:
+def test_what_is_no_bundle_is_refused(plain: LockedFolder, name: str) -> None:
     signature = signed(plain)
     whole = BUNDLES[name](json.loads(signature.read_bytes()))
     signature.write_text(json.dumps(whole), encoding="utf-8")
     with pytest.raises(ModelSignatureInvalid):
-        signing.check(plain.root, signature, PUBLIC)
+        signing.compare_signature(plain.root, signature, PUBLIC)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000])
-def test_a_damaged_signature_file_is_refused(plain: Place, data: bytes) -> None:
+def test_a_damaged_signature_file_is_refused(plain: LockedFolder, data: bytes) -> None:
     signature = signed(plain)
     signature.write_bytes(data)
     with pytest.raises(ModelSignatureInvalid):
-        signing.check(plain.root, signature, PUBLIC)
+        signing.compare_signature(plain.root, signature, PUBLIC)
 
 
-def test_keys_of_other_kinds_are_refused(plain: Place, tmp_path: Path, sm120: Command) -> None:
+def test_keys_of_other_kinds_are_refused(
+    plain: LockedFolder, tmp_path: Path, sm120: Command
+) -> None:
     key, public = tmp_path / "key.pem", tmp_path / "key.pub"
     sign = ["weights", "sign", str(plain.root), "--key", str(key)]
     check = ["weights", "check-signature", str(plain.root), "--public-key", str(public)]
@@ -305,7 +311,7 @@ def test_keys_of_other_kinds_are_refused(plain: Place, tmp_path: Path, sm120: Co
 
 
 def test_a_key_with_a_password_needs_the_right_one_and_no_other_reader(
-    plain: Place, tmp_path: Path, sm120: Command, monkeypatch: pytest.MonkeyPatch
+    plain: LockedFolder, tmp_path: Path, sm120: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = key_file(tmp_path / "key.pem", KEY, b"secret")
     sign = ["weights", "sign", str(plain.root), "--key", str(key)]
@@ -319,7 +325,9 @@ def test_a_key_with_a_password_needs_the_right_one_and_no_other_reader(
     assert "others can read it" in sm120(*sign).err
 
 
-def test_the_commands_sign_check_and_refuse(plain: Place, tmp_path: Path, sm120: Command) -> None:
+def test_the_commands_sign_check_and_refuse(
+    plain: LockedFolder, tmp_path: Path, sm120: Command
+) -> None:
     key, public = key_file(tmp_path / "key.pem", KEY), public_file(tmp_path / "key.pub", KEY)
     done = sm120("weights", "sign", str(plain.root), "--key", str(key))
     assert done.code == 0, done.err
@@ -336,10 +344,10 @@ def test_the_commands_sign_check_and_refuse(plain: Place, tmp_path: Path, sm120:
 
 
 def test_a_folder_without_a_lock_is_checked_by_its_signature_alone(
-    plain: Place, tmp_path: Path, sm120: Command
+    plain: LockedFolder, tmp_path: Path, sm120: Command
 ) -> None:
     public = public_file(tmp_path / "key.pub", KEY)
-    signature = signing.sign(plain, KEY, tmp_path / "model.sig").signature
+    signature = signing.sign_folder(plain, KEY, tmp_path / "model.sig").signature
     plain.lock_file.unlink()
     check = ["weights", "check-signature", str(plain.root), "--public-key", str(public)]
     done = sm120(*check, "--signature", str(signature))

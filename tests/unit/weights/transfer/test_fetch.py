@@ -21,8 +21,8 @@ from pipeline.core.errors import (
     SpecInvalid,
     StoreUnwritable,
 )
-from pipeline.core.net.http import Client
-from pipeline.weights.model import FilePin, sealed
+from pipeline.core.net.http import NetClient
+from pipeline.weights.model import FilePin, sealed_weights_lock
 from pipeline.weights.place import new_place
 from pipeline.weights.transfer.fetch import fetch_range
 from pipeline.weights.transfer.sources import find_routes
@@ -75,7 +75,7 @@ def test_the_hub_is_asked_once_where_a_large_file_lies(bed: Bed) -> None:
 
 def test_a_link_that_no_longer_works_is_asked_for_again(bed: Bed) -> None:
     bed.hub.fail(BIG, fault.status(403), times=ALWAYS)
-    client = Client(bed.settings)
+    client = NetClient(bed.settings)
     routes = find_routes(client, bed.lock(), endpoint=bed.hub.url, token=TOKEN)
     bed.hub.forgive()
     assert b"".join(fetch_range(routes, bed.pin(), 0, 1000, client=client))
@@ -86,7 +86,7 @@ def test_a_link_that_no_longer_works_is_asked_for_again(bed: Bed) -> None:
 
 @pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 410])
 def test_an_expired_link_is_asked_for_again_whatever_the_status(bed: Bed, status: int) -> None:
-    client = Client(bed.settings)
+    client = NetClient(bed.settings)
     routes = find_routes(client, bed.lock(), endpoint=bed.hub.url, token=TOKEN, with_xet=False)
     assert b"".join(fetch_range(routes, bed.pin(), 0, 1000, client=client))
     bed.hub.fail(BIG, fault.status(status))
@@ -98,7 +98,7 @@ def test_an_expired_link_is_asked_for_again_whatever_the_status(bed: Bed, status
 
 @pytest.mark.parametrize("status", [416, 500])
 def test_a_link_with_another_trouble_is_not_called_expired(bed: Bed, status: int) -> None:
-    client = Client(bed.settings)
+    client = NetClient(bed.settings)
     routes = find_routes(client, bed.lock(), endpoint=bed.hub.url, token=TOKEN, with_xet=False)
     assert b"".join(fetch_range(routes, bed.pin(), 0, 1000, client=client))
     bed.hub.fail(BIG, fault.status(status), times=ALWAYS)
@@ -492,7 +492,7 @@ def test_a_real_small_disk_is_measured(bed: Bed, small_disk: Path) -> None:
 
 def test_a_folder_of_another_set_is_refused(bed: Bed) -> None:
     bed.fetch()
-    other = sealed(bed.spec(name="other"), bed.commit, bed.lock().files)
+    other = sealed_weights_lock(bed.spec(name="other"), bed.commit, bed.lock().files)
     new_place(bed.folder, other, hub_cache=False).keep_lock()
     before = bed.place().lock_file.read_bytes()
     (bed.folder / SMALL).write_bytes(b"of the other set")
@@ -611,7 +611,7 @@ def test_two_fetches_at_once_share_the_work(bed: Bed) -> None:
 
 
 def test_a_range_is_delivered_as_the_source_has_it(bed: Bed) -> None:
-    client = Client(bed.settings)
+    client = NetClient(bed.settings)
     routes = find_routes(client, bed.lock(), endpoint=bed.hub.url, token=TOKEN, stall_s=0.3)
     for start, stop in ((0, 10), (5, 5), (1000, 300_000), (FILE_BYTES - 1, FILE_BYTES)):
         bed.hub.fail(BIG, fault.cut(start + (stop - start) // 2))
@@ -620,7 +620,7 @@ def test_a_range_is_delivered_as_the_source_has_it(bed: Bed) -> None:
 
 
 def test_a_range_from_a_server_without_ranges_is_still_the_range(bed: Bed) -> None:
-    client = Client(bed.settings)
+    client = NetClient(bed.settings)
     routes = find_routes(client, bed.lock(), endpoint=bed.hub.url, token=TOKEN, stall_s=0.3)
     bed.hub.fail(BIG, fault.whole_file(), times=ALWAYS)
     got = b"".join(fetch_range(routes, bed.pin(), 70_000, 90_000, client=client))

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import HubRefused, StoreUnwritable
-from pipeline.weights.check.verify import VerifyOptions, verify
+from pipeline.weights.check.verify import WeightsVerifyOptions, verify_files
 from pipeline.weights.disk import receipt
-from pipeline.weights.disk.hashing import Reading, identity_of, read_file
-from pipeline.weights.disk.receipt import ReceiptEntry, keep, read_receipt
-from pipeline.weights.place import Place
+from pipeline.weights.disk.hashing import FileReading, hash_file, identity_of
+from pipeline.weights.disk.receipt import ReceiptEntry, keep_receipt, read_receipt
+from pipeline.weights.place import LockedFolder
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS
 from tests.unit.weights.conftest import BIG, Bed, big_bytes
@@ -27,9 +27,9 @@ def note_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every file that a fetch or a verify reads from now on."""
     hashed: list[str] = []
 
-    def note(path: Path, *args: Any, **options: Any) -> Reading:
+    def note(path: Path, *args: Any, **options: Any) -> FileReading:
         hashed.append(str(path))
-        return read_file(path, *args, **options)
+        return hash_file(path, *args, **options)
 
     for module in ("disk.receipt", "check.verify"):
         monkeypatch.setattr(f"pipeline.weights.{module}.read_file", note)
@@ -43,7 +43,7 @@ def test_a_fetch_leaves_a_receipt_so_that_nothing_is_read_again(
     bed.fetch(place)
     hashed = note_reads(monkeypatch)
     assert bed.fetch(place) == []
-    report = verify(place, VerifyOptions()).report
+    report = verify_files(place, WeightsVerifyOptions()).report
     assert (report.is_whole, report.files_read, report.by_receipt) == (True, 0, 3)
     assert hashed == []
 
@@ -55,7 +55,7 @@ def test_the_receipt_of_a_fetch_has_the_marks_that_a_verify_would_find(
     monkeypatch.setattr("pipeline.weights.disk.hashing.BLOCK_BYTES", 100_000)
     bed.fetch(jobs=jobs)
     marks = read_receipt(bed.place())[BIG].each_mark
-    assert marks == read_file(bed.folder / BIG, bed.pin().new_hash()).marks
+    assert marks == hash_file(bed.folder / BIG, bed.pin().new_hash()).marks
     assert len(marks) == -(-FILE_BYTES // 100_000)
 
 
@@ -75,13 +75,15 @@ def test_a_run_that_ends_early_leaves_proof_of_what_it_finished(
 
 def test_the_receipt_is_written_after_each_file(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     proofs: list[set[str]] = []
-    whole = receipt.keep
+    whole = receipt.keep_receipt
 
-    def noting(place: Place, entries: Iterable[ReceiptEntry], doubted: Iterable[str]) -> None:
+    def noting(
+        place: LockedFolder, entries: Iterable[ReceiptEntry], doubted: Iterable[str]
+    ) -> None:
         whole(place, entries, doubted)
         proofs.append(set(read_receipt(place)))
 
-    monkeypatch.setattr(receipt, "keep", noting)
+    monkeypatch.setattr(receipt, "keep_receipt", noting)
     monkeypatch.setattr(receipt, "_PAUSE", 0)
     bed.fetch(jobs=1)
     assert [len(paths) for paths in proofs] == [1, 2, 3]
@@ -115,7 +117,7 @@ def test_two_files_that_were_swapped_are_put_right_without_a_fetch(
     assert sorted(bed.fetch(place)) == [BIG, "other.safetensors"]
     assert bed.hub.sent_bytes() == sent
     bed.require_right(place)
-    assert verify(place, VerifyOptions()).report.files_read == 0
+    assert verify_files(place, WeightsVerifyOptions()).report.files_read == 0
 
 
 def test_three_files_in_a_ring_and_one_that_is_wrong_cost_only_the_wrong_one(bed: Bed) -> None:
@@ -153,7 +155,7 @@ def test_a_file_that_moved_since_its_receipt_is_read_again(
     pin = next(p for p in place.lock.files if p.path == BIG)
     path = place.file(pin)
     entry = ReceiptEntry(path=BIG, want=pin.want, identity=identity_of(path.stat()), marks="")
-    keep(place, [entry], [])
+    keep_receipt(place, [entry], [])
     data = bytearray(path.read_bytes())
     data[MIDDLE] ^= 1
     path.write_bytes(data)
@@ -171,7 +173,7 @@ def test_files_that_cannot_be_read_for_the_moment_are_not_fetched_again(
     def fails(*args: object, **kwargs: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(receipt, "read_file", fails)
+    monkeypatch.setattr(receipt, "hash_file", fails)
     with pytest.raises(StoreUnwritable, match="Too many open files"):
         bed.fetch()
     assert bed.hub.sent_bytes() == before

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import PipelineError
-from pipeline.core.net.http import Client
-from pipeline.core.net.settings import Settings
-from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed
+from pipeline.core.net.http import NetClient
+from pipeline.core.net.settings import NetworkSettings
+from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed_weights_lock
 from pipeline.weights.place import new_place
 from pipeline.weights.transfer.fetch import fetch_files, fetch_range
 from pipeline.weights.transfer.router import AttemptFailed, NotAvailable
@@ -28,7 +28,9 @@ PIN = FilePin(path="model.safetensors", size_bytes=5000, sha256="b" * 64)
 def lock_of(*pins: FilePin) -> WeightsLock:
     about = "A set of weights that is only here for the tests."
     names = {"name": "tiny", "repository": "org/tiny", "format": "safetensors", "quant": "bf16"}
-    return sealed(WeightsSpec.model_validate({**names, "about": about}), COMMIT, list(pins))
+    return sealed_weights_lock(
+        WeightsSpec.model_validate({**names, "about": about}), COMMIT, list(pins)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,7 @@ def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_hostile_answer_leaves_a_file_or_a_defect(tmp_path: Path) -> None:
     def ask(url: str) -> object:
         folder = tmp_path / url.rpartition(":")[2]
-        client, lock = Client(Settings(indexes=())), lock_of(PIN)
+        client, lock = NetClient(NetworkSettings(indexes=())), lock_of(PIN)
         there = HubRepository(url, "org/tiny", COMMIT, "hf_secret")
         routes = [HttpRoute(client, there, "plain HTTP", 0.2)]
         place, options = (
@@ -54,7 +56,7 @@ def test_no_hostile_answer_leaves_a_file_or_a_defect(tmp_path: Path) -> None:
 
 
 def test_no_hostile_answer_about_xet_is_a_defect() -> None:
-    client = Client(Settings(indexes=()))
+    client = NetClient(NetworkSettings(indexes=()))
     for name, script in hostile.ANSWERS.items():
         if name in hostile.ENDLESS and "head" not in name and "silence" not in name:
             continue  # a HEAD has no body that could be endless
@@ -68,7 +70,7 @@ def test_no_hostile_answer_about_xet_is_a_defect() -> None:
     "address", ["http://[", "http://x:99999", "http://ann:s3cret@[", "ftp://x"]
 )
 def test_a_neighbour_with_a_malformed_address_is_named_without_its_password(address: str) -> None:
-    client = Client(Settings(indexes=()))
+    client = NetClient(NetworkSettings(indexes=()))
     with pytest.raises(PipelineError, match="--from") as caught:
         find_routes(client, lock_of(PIN), endpoint="http://x", token=None, neighbours=[address])
     assert "s3cret" not in str(caught.value)
@@ -79,7 +81,7 @@ def test_a_neighbour_with_a_malformed_address_is_named_without_its_password(addr
 def test_an_endpoint_that_is_no_address_ends_without_a_defect(
     endpoint: str, tmp_path: Path
 ) -> None:
-    client, lock = Client(Settings(indexes=())), lock_of(PIN)
+    client, lock = NetClient(NetworkSettings(indexes=())), lock_of(PIN)
     routes = find_routes(client, lock, endpoint=endpoint, token="t", with_xet=False)
     place, options = new_place(tmp_path, lock, hub_cache=False), Options(jobs=1, first_wait_s=0.001)
     with pytest.raises(PipelineError, match="not a valid address"):
@@ -94,7 +96,7 @@ def test_a_range_comes_in_as_many_parts_as_the_server_likes(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.weights.transfer.router.ATTEMPTS", 3)
-    client = Client(Settings(indexes=()))
+    client = NetClient(NetworkSettings(indexes=()))
     with hostile_server(resuming(name)) as url:
         route = HttpRoute(client, HubRepository(url, "org/tiny", COMMIT), "plain HTTP", 0.5)
         options = Options(first_wait_s=0.001)
@@ -106,7 +108,7 @@ def test_a_range_comes_in_as_many_parts_as_the_server_likes(
     "name", ["of a file of another size", "backwards", "without a range", "from elsewhere"]
 )
 def test_a_range_that_is_not_the_one_asked_for_is_not_used(name: str) -> None:
-    client = Client(Settings(indexes=()))
+    client = NetClient(NetworkSettings(indexes=()))
     with hostile_server(resuming(name)) as url:
         route = HttpRoute(client, HubRepository(url, "org/tiny", COMMIT), "plain HTTP", 0.5)
         with pytest.raises(PipelineError):
@@ -124,7 +126,9 @@ def test_a_login_in_the_endpoint_is_sent_where_there_is_no_token() -> None:
         mirror = url.replace("//", "//ann:s3cret@")
         for token in (None, "hf_token"):
             there = HubRepository(mirror, "org/tiny", COMMIT, token)
-            HttpRoute(Client(Settings(indexes=())), there, "plain HTTP", 0.5).open(PINNED, 0, 4096)
+            HttpRoute(NetClient(NetworkSettings(indexes=())), there, "plain HTTP", 0.5).open(
+                PINNED, 0, 4096
+            )
     assert b"Authorization: Basic YW5uOnMzY3JldA==" in heads[0]
     assert b"Authorization: Bearer hf_token" in heads[1]
 
@@ -160,7 +164,7 @@ def test_a_token_goes_where_the_listing_sends_it_too(
         shown.append("Authorization" in headers)
         return _Answered(302, f"{there}/elsewhere") if len(shown) == 1 else _Answered(404)
 
-    client = Client(Settings(indexes=()))
+    client = NetClient(NetworkSettings(indexes=()))
     monkeypatch.setattr(client, "ask", ask)
     route = HttpRoute(client, HubRepository(home, "org/tiny", COMMIT, "hf_token"), "plain HTTP")
     with pytest.raises(NotAvailable):

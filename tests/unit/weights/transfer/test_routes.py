@@ -17,7 +17,7 @@ from pipeline.core.errors import (
     OfflineMiss,
     SourceUnreachable,
 )
-from pipeline.core.net.http import Client
+from pipeline.core.net.http import NetClient
 from pipeline.core.net.timing import Watchdog, retry_after_s
 from pipeline.weights.model import FilePin
 from pipeline.weights.transfer.fetch import fetch_files, fetch_range
@@ -249,7 +249,7 @@ class Store:
         return Stream(pieces, self._stalls)
 
 
-def both(bed: Bed, client: Client, store: Any, stall_s: float = 0.2) -> tuple[Route, Route]:
+def both(bed: Bed, client: NetClient, store: Any, stall_s: float = 0.2) -> tuple[Route, Route]:
     there = HubRepository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
     http = HttpRoute(client, there, "plain HTTP", stall_s)
     return http, XetRoute(
@@ -257,7 +257,7 @@ def both(bed: Bed, client: Client, store: Any, stall_s: float = 0.2) -> tuple[Ro
     )
 
 
-def pull(bed: Bed, client: Client, routes: tuple[Route, ...]) -> None:
+def pull(bed: Bed, client: NetClient, routes: tuple[Route, ...]) -> None:
     options = Options(jobs=2, range_bytes=RANGE_BYTES, first_wait_s=0.01)
     fetch_files(bed.place(), bed.lock().files, routes, client=client, options=options)
     bed.require_right()
@@ -268,7 +268,7 @@ def test_where_plain_http_stalls_xet_takes_over_and_stays(bed: Bed) -> None:
     bed.hub.fail(BIG, fault.stall(len(bed.files[BIG]) // 10), times=ALWAYS)
     for at in range(0, len(bed.files[BIG]), RANGE_BYTES):
         bed.hub.fail(BIG, fault.stall(at + 100), times=ALWAYS)
-    client, store = Client(bed.settings), Store(bed)
+    client, store = NetClient(bed.settings), Store(bed)
     start = time.monotonic()
     pull(bed, client, both(bed, client, store))
     assert store.asked
@@ -279,14 +279,14 @@ def test_where_plain_http_stalls_xet_takes_over_and_stays(bed: Bed) -> None:
 def test_where_plain_http_only_fails_xet_takes_over(bed: Bed) -> None:
     bed.hub.xet = True
     bed.hub.fail(BIG, fault.status(503), times=ALWAYS)
-    client, store = Client(bed.settings), Store(bed)
+    client, store = NetClient(bed.settings), Store(bed)
     pull(bed, client, both(bed, client, store))
     assert sum(stop - start for start, stop in store.asked) == len(bed.files[BIG])
 
 
 def test_where_xet_stalls_plain_http_takes_over(bed: Bed) -> None:
     bed.hub.xet = True
-    client, store = Client(bed.settings), Store(bed, stalls=True)
+    client, store = NetClient(bed.settings), Store(bed, stalls=True)
     http, xet = both(bed, client, store)
     pull(bed, client, (xet, http))
     assert store.asked
@@ -295,7 +295,7 @@ def test_where_xet_stalls_plain_http_takes_over(bed: Bed) -> None:
 
 def test_a_xet_store_that_refuses_leaves_it_to_plain_http(bed: Bed) -> None:
     bed.hub.xet = True
-    client = Client(bed.settings)
+    client = NetClient(bed.settings)
     http, xet = both(bed, client, Store(bed, refuses=True))
     pull(bed, client, (xet, http))
     assert bed.hub.sent_bytes(BIG) == len(bed.files[BIG])
@@ -304,7 +304,7 @@ def test_a_xet_store_that_refuses_leaves_it_to_plain_http(bed: Bed) -> None:
 def test_the_reason_of_xet_is_reported_where_plain_http_fails_too(bed: Bed) -> None:
     bed.hub.xet = True
     bed.hub.fail(BIG, fault.status(503), times=ALWAYS)
-    client = Client(bed.settings)
+    client = NetClient(bed.settings)
     http, xet = both(bed, client, Store(bed, refuses=True))
     for routes in ((http, xet), (xet, http)):
         with pytest.raises(SourceUnreachable, match=r"no token \(Xet\).*503 \(plain HTTP\)"):
@@ -314,7 +314,7 @@ def test_the_reason_of_xet_is_reported_where_plain_http_fails_too(bed: Bed) -> N
 def test_the_reason_of_xet_is_reported_where_the_hub_has_no_such_file(bed: Bed) -> None:
     bed.hub.xet = True
     bed.hub.fail(BIG, fault.status(404), times=ALWAYS)
-    client = Client(bed.settings)
+    client = NetClient(bed.settings)
     with pytest.raises(
         HubRefused, match=r"404 \(plain HTTP\); the Xet store refuses: no token \(Xet\)"
     ):
@@ -324,7 +324,7 @@ def test_the_reason_of_xet_is_reported_where_the_hub_has_no_such_file(bed: Bed) 
 def test_a_busy_hub_is_not_taken_for_one_without_xet(bed: Bed) -> None:
     bed.hub.xet = True
     bed.hub.fail(BIG, fault.status(429, RateLimit='"resolvers";r=0;t=1'), stage="resolve")
-    client, store = Client(bed.settings), Store(bed)
+    client, store = NetClient(bed.settings), Store(bed)
     _, xet = both(bed, client, store)
     with pytest.raises(AttemptFailed) as caught:
         xet.open(bed.pin(), 0, 10)
@@ -334,7 +334,7 @@ def test_a_busy_hub_is_not_taken_for_one_without_xet(bed: Bed) -> None:
 
 
 def test_a_file_that_is_not_offered_through_xet_comes_by_plain_http(bed: Bed) -> None:
-    client, store = Client(bed.settings), Store(bed)
+    client, store = NetClient(bed.settings), Store(bed)
     http, xet = both(bed, client, store)
     pull(bed, client, (xet, http))
     assert store.asked == []
@@ -345,7 +345,7 @@ def test_the_real_xet_client_without_a_token_is_a_refusal(
 ) -> None:
     pytest.importorskip("hf_xet", reason="There is no hf_xet for this processor.")
     bed.hub.xet = True
-    client = Client(bed.settings)
+    client = NetClient(bed.settings)
     there = HubRepository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
     with pytest.raises(NotAvailable, match="Xet store refuses"):
         XetRoute(client, there, 5).open(bed.pin(), 0, 10)
@@ -357,7 +357,7 @@ def test_the_real_xet_client_without_a_token_is_a_refusal(
 def test_a_connection_that_only_drips_is_cut(bed: Bed) -> None:
     bed.publish({"a.bin": big_bytes(400_000)})
     bed.hub.bytes_per_s = 1_000_000
-    client = Client(bed.settings)
+    client = NetClient(bed.settings)
     there = HubRepository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
     route = HttpRoute(client, there, "plain HTTP", 0.15)
     body = route.open(bed.pin("a.bin"), 0, 400_000)
@@ -395,7 +395,7 @@ def test_a_throttle_counts_all_threads_together() -> None:
 
 
 def test_a_range_ends_with_the_reason_of_the_last_route(bed: Bed) -> None:
-    client = Client(bed.settings)
+    client = NetClient(bed.settings)
     bed.hub.fail(BIG, fault.status(500), times=ALWAYS)
     http, xet = both(bed, client, Store(bed))
     with pytest.raises(SourceUnreachable, match="500"):
