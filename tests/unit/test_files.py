@@ -82,7 +82,7 @@ def test_before_the_first_byte_nothing_has_come(tmp_path: Path) -> None:
         (errno.EISDIR, "in the way"),
         (errno.EROFS, "can only be read"),
         (errno.ENAMETOOLONG, "shorter path"),
-        (errno.ENOSPC, "Free some space there"),
+        (errno.ENOSPC, "Free some space"),
     ],
 )
 def test_the_hint_is_about_what_the_disk_refused(number: int, hint: str) -> None:

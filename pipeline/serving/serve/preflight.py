@@ -151,7 +151,7 @@ def image(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]
 
 
 @_check()
-def check_engine_flags(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
+def flags(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
     """The engine's own argument parser takes them."""
     good = then(plan.flags, lambda problems: not problems)
     failed = "" if good else _known(plan.flags)[0]
@@ -191,7 +191,7 @@ def weights(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResul
 
 
 @_check("all", of=("cards",), why=_NO_CARD)
-def check_cards(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
+def cards(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
     """As many as the recipe is for, of that kind, with that memory; and all of them answer."""
     wanted, gpus = plan.recipe.hardware, _gpus(plan, machine)
     fix = "Take a recipe for this machine: `sm120 recipe list`."
@@ -326,7 +326,7 @@ def processor(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleRes
 
 
 @_check("host", of=("host_memory_gib", "numa_nodes"))
-def check_memory(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
+def memory(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
     """The machine's own memory and its nodes, where the recipe counts on them."""
     wanted = plan.recipe.hardware
     facts = _known(machine.facts)

@@ -460,7 +460,7 @@ def test_a_dense_gguf_lies_on_the_cards_without_rules(fit: Any, tmp_path: Path) 
 def test_the_examples_of_the_help_and_the_readme_fit(sm120: Command, fit: Any) -> None:
     pages = sm120("weights", "--help").out + (ROOT / "README.md").read_text()
     examples = re.findall(r"sm120 weights fit ([\w. -]+?) *(?:$|[`#])", pages, re.MULTILINE)
-    assert len(examples) >= 3
+    assert len(examples) >= 2
     shutil.copytree(ROOT / "recipes", sm120.cwd / "recipes")
     for example in examples:
         assert fit(*example.split()).code == 0, example

@@ -458,7 +458,7 @@ def test_an_explanation_of_nothing_and_one_that_is_missing_are_found() -> None:
 
 
 def test_what_the_readme_runs_first_is_the_command_of_a_document() -> None:
-    text = (ROOT / "README.md").read_text().partition("\n## Run it\n")[2]
+    text = (ROOT / "README.md").read_text().partition("\n## Serve a recipe\n")[2]
     block = text.partition("```sh\n")[2].partition("```")[0]
     told = re.search(r"sm120 serve (\S+) --weights (\S+)", block)
     assert told is not None

@@ -223,7 +223,7 @@ def test_a_file_that_vanishes_hides_no_damage_of_others(
 def test_a_table_or_record_that_vanishes_during_a_check_is_no_damage(
     store: Store, digest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("read_table", "read_image_record"):
+    for name in ("read_layer_table", "read_image_record"):
         real = getattr(upkeep, name)
 
         def read(path: Path, real: Callable[[Path], object] = real) -> object:

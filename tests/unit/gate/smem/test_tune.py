@@ -98,8 +98,8 @@ def test_what_is_no_list_of_numbers_is_refused_before_anything_is_fetched(
     sm120: Command, option: str, text: str
 ) -> None:
     ended = sm120("gate", "tune", "sglang-k2", "extend", option, text)
-    assert ended.error == "GateInvalid"
-    assert "is not a list of numbers" in ended.err
+    assert ended.code == 2
+    assert option in ended.err
 
 
 @pytest.mark.parametrize("case", ["nope", "extend-*"])

@@ -32,7 +32,7 @@ def note_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return hash_file(path, *args, **options)
 
     for module in ("disk.receipt", "check.verify"):
-        monkeypatch.setattr(f"pipeline.weights.{module}.read_file", note)
+        monkeypatch.setattr(f"pipeline.weights.{module}.hash_file", note)
     return hashed
 
 
