@@ -50,6 +50,27 @@ def cyclonedx(bill: Bill) -> dict[str, Any]:
     if not unlisted:
         # claimed because the image was assembled from nothing else
         compositions = [{"aggregate": "complete", "assemblies": [bill.purl]}]
+    # sources and toolchains of trees; CycloneDX calls excluded what is not shipped
+    build_time: list[tuple[dict[str, Any], list[tuple[str, str]]]] = []
+    for tree in (x.tree for x in bill.trees):
+        pin, lock = tree.plan.lock.archive, tree.plan.lock
+        version = pin.version or tree.plan.source.upstream.commit
+        body = _component("library", tree.archive_purl, pin.name, version, pin.sha256)
+        build_time.append((body, [("file", pin.file), ("files:digest", lock.tree)]))
+    for x in bill.toolchains:
+        build_time.append((_component("container", x.purl, x.name, x.digest, x.digest), []))
+    for x in bill.toolchains:
+        for p in x.parts:
+            body = _component("library", p.purl, p.pin.name, p.pin.version, p.pin.sha256)
+            # the image may hold the same package for itself
+            build_time.append((body | {"bom-ref": p.urn}, [("toolchain", x.name)]))
+    excluded = [
+        body | {"scope": "excluded"} | _properties([("use", BUILD_TIME), *notes])
+        for body, notes in build_time
+    ]
+    excluded += [_own_file(x) | {"name": x.path, "scope": "excluded"} for x in bill.build_files]
+    # two builds of one source have one archive
+    components += {x["bom-ref"]: x for x in excluded}.values()
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -59,7 +80,7 @@ def cyclonedx(bill: Bill) -> dict[str, Any]:
             "tools": {"components": [tool]},
             "component": image | _properties([("platform", bill.platform), *layers]),
         },
-        "components": [*components, *_build_time(bill)],
+        "components": components,
         "dependencies": [
             {"ref": purl, "dependsOn": sorted(needed)} for purl, needed in refs.items()
         ],
@@ -154,31 +175,6 @@ def _changes(billed: BilledPart | BilledTree, root: Path) -> dict[str, Any]:
 def _own_file(file: OwnFile) -> dict[str, Any]:
     body = {"type": "file", "bom-ref": file.urn, "name": file.to, "hashes": _hashes(file.digest)}
     return body | _properties([("file", file.path), ("image", file.image)])
-
-
-def _build_time(bill: Bill) -> list[dict[str, Any]]:
-    """Sources and toolchains of trees; CycloneDX calls excluded what is not shipped."""
-
-    def excluded(component: dict[str, Any], *notes: tuple[str, str]) -> dict[str, Any]:
-        return component | {"scope": "excluded"} | _properties([("use", BUILD_TIME), *notes])
-
-    components = []
-    for tree in (x.tree for x in bill.trees):
-        pin, lock = tree.plan.lock.archive, tree.plan.lock
-        version = pin.version or tree.plan.source.upstream.commit
-        body = _component("library", tree.archive_purl, pin.name, version, pin.sha256)
-        notes = ("file", pin.file), ("files:digest", lock.tree)
-        components.append(excluded(body, *notes))
-    for x in bill.toolchains:
-        components.append(excluded(_component("container", x.purl, x.name, x.digest, x.digest)))
-    for x in bill.toolchains:
-        for p in x.parts:
-            body = _component("library", p.purl, p.pin.name, p.pin.version, p.pin.sha256)
-            # the image may hold the same package for itself
-            components.append(excluded(body, ("toolchain", x.name)) | {"bom-ref": p.urn})
-    components += [_own_file(x) | {"name": x.path, "scope": "excluded"} for x in bill.build_files]
-    # two builds of one source have one archive
-    return list({x["bom-ref"]: x for x in components}.values())
 
 
 def spdx(bill: Bill) -> dict[str, Any]:
