@@ -222,7 +222,7 @@ def rebuild_image(
     bases: BaseSettings | None = None,
 ) -> Rebuilt:
     """Build an image again in an empty store, and compare every byte with the first build."""
-    from pipeline.evidence.statements.rebuilt import rebuild_and_compare as build_again
+    from pipeline.evidence.statements.rebuilt import Rebuilt, compare_builds
     from pipeline.images.fetch.inputs import make_fetcher
     from pipeline.images.source.objects import objects_folder
 
@@ -240,8 +240,11 @@ def rebuild_image(
             objects_folder(empty).symlink_to(objects_folder(store))
         with _attested(store, first, signer) as ended:
             try:
-                compile_missing(checkout, empty, [first.plan], lambda: fetcher)
-                ended.append(build_again(checkout, first, store, empty, fetcher))
+                plans = [first.plan]
+                compile_missing(checkout, empty, plans, lambda: fetcher)
+                second = assemble_images(checkout, empty, plans, lambda: fetcher, judge=False)[0]
+                with log.watched(f"Comparing {first.name}"):
+                    ended.append(Rebuilt(second, compare_builds(store, first, empty, second)))
             except OfflineMiss as error:
                 # the store lacks it after another run, too: a rebuild keeps no inputs
                 fix = f"`sm120 image collect {name} --to DIR` fills a folder for --mirror DIR."

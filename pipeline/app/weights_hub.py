@@ -323,9 +323,8 @@ def serve_hub(
         log.say(f"{place.lock.name}: {backing_of(workspace, place, strict=False).sentence()}")
     served = ServedSets(places)
     tokens = _tokens(token_file) if token_file else frozenset()
-    prover, scheme = Prover(served.files), "https" if tls else "http"
-    # so that a set which was verified once is served at once
-    prover.trust_receipts(proved_identities)
+    # by the receipts, so that a set which was verified once is served at once
+    prover, scheme = Prover(served.files, proved_identities), "https" if tls else "http"
     if unproved := sum(held.pin.size_bytes for held in served.files if held.state == "unproved"):
         log.say(
             f"{log.size(unproved)} are checked first; `sm120 weights verify` does that once for all"

@@ -101,10 +101,6 @@ class LockedFolder:
         """What an engine opens: the file itself, or a link to its blob."""
         return self.snapshot / pin.path
 
-    def link_target(self, pin: FilePin) -> str:
-        """What the Hub's own client writes into that link: relative, so caches can be moved."""
-        return "../" * (2 + pin.path.count("/")) + f"{_BLOBS}/{pin.want}"
-
     def keep_lock(self, *, is_begun: bool = False) -> None:
         """Leave the lock beside the files; of a fetch that `is_begun`, for the next run."""
         self.require_own_state()

@@ -180,7 +180,7 @@ def test_of_many_random_faults_each_is_found_and_repaired(
     tmp_path: Path, hub: TestHub, monkeypatch: pytest.MonkeyPatch, hub_cache: bool, is_long: bool
 ) -> None:
     rounds = len(FAULTS) * (10 if is_long else 3)
-    monkeypatch.setattr(receipt, "_CLOCK_TICK_NS", 10_000_000)
+    monkeypatch.setattr(receipt, "CLOCK_TICK_NS", 10_000_000)
     a_set = make_locked(tmp_path, hub, hub_cache=hub_cache)
     supply = supply_of(a_set, hub)
     chance = random.Random(120)

@@ -191,7 +191,7 @@ def measure_receipt(report: Report, scratch: Path, sizes: VerifySizes, turns: in
         pins.append(FilePin(path=path.name, size_bytes=size, sha256=file_digest(path)))
     place = LockedFolder(folder, sealed_weights_lock(perf_spec(), "0" * 40, pins))
     place.keep_lock()
-    time.sleep(receipt._CLOCK_TICK_NS / 1e9 + 0.1)  # else the files would count as just written
+    time.sleep(receipt.CLOCK_TICK_NS / 1e9 + 0.1)  # else the files would count as just written
     assert verify_files(place, WeightsVerifyOptions()).report.is_whole
     again = verify_files(place, WeightsVerifyOptions()).report
     assert (again.is_whole, again.files_read) == (True, 0)

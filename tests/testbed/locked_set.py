@@ -66,7 +66,12 @@ def write(place: LockedFolder, pin: FilePin, data: bytes) -> None:
     place.file(pin).write_bytes(data)
     if place.hub_cache:
         place.name(pin).parent.mkdir(parents=True, exist_ok=True)
-        place.name(pin).symlink_to(place.link_target(pin))
+        place.name(pin).symlink_to(link_target(pin))
+
+
+def link_target(pin: FilePin) -> str:
+    """What the Hub's own client writes into the link of a file."""
+    return "../" * (2 + pin.path.count("/")) + f"blobs/{pin.want}"
 
 
 def contents(root: Path) -> dict[str, bytes]:

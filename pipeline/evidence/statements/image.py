@@ -108,14 +108,15 @@ def keep_all(
         return {**signed, SET: keep_set(store, folder, every, signers)}
 
 
-def rebuild_statement(
+def record_rebuild(
+    store: Store,
     first: Built,
     signer: Signer,
     difference: str,
     when: Moment,
     declared: Sequence[DeclaredDifference] = (),
-) -> Statement:
-    """A rebuild of an image; an empty difference means the same digest.
+) -> Envelope:
+    """State, sign and keep a rebuild of an image; an empty difference means the same digest.
 
     With `declared` it gave another digest, and these are all the files that differ.
     """
@@ -134,19 +135,7 @@ def rebuild_statement(
         equivalent=list(declared) or None,
     )
     body = predicate.model_dump(mode="json", exclude=None if declared else {"equivalent"})
-    return make_statement(first.name, first.digest, REBUILD, body, when)
-
-
-def record_rebuild(
-    store: Store,
-    first: Built,
-    signer: Signer,
-    difference: str,
-    when: Moment,
-    declared: Sequence[DeclaredDifference] = (),
-) -> Envelope:
-    """State, sign and keep it; each key has one statement for each digest."""
-    statement = rebuild_statement(first, signer, difference, when, declared)
+    statement = make_statement(first.name, first.digest, REBUILD, body, when)
     # one file for each key, so that two people who rebuild do not replace each other's
     name = f"rebuild-{signer.key_id.removeprefix('sha256:')[:12]}"
     return keep_all(store, first, {name: statement}, [signer], when)[name]

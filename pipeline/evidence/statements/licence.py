@@ -128,12 +128,29 @@ def deb_licence(copyright_file: bytes) -> Licence:
     names = list(dict.fromkeys(line.strip() for line in _LICENSE_LINE.findall(text)))
     if not names:
         return Licence(reason="its copyright file names no licence")
-    terms = [_debian_terms(line) for line in names]
-    known = [term for term in terms if term]
-    if len(known) == len(terms) and (expression := _expression(_joined(known))):
+    reason = "copyright file, Debian's names, not all of them SPDX's"
+    unsure = Licence(name=_short(", ".join(names), _LONGEST_LIST), reason=reason)
+    terms = []
+    for line in names:
+        # `GPL-2+ or Expat` as an SPDX expression, unless one of the names has none
+        alternatives = []
+        for alternative in re.split(r"\s+or\s+", line):
+            all_of = []
+            for name in (t for t in re.split(r",?\s+and\s+|,\s*", alternative) if t):
+                known = _DEBIAN.get(name.lower())
+                if known is None and (gnu := _GNU.match(name)):
+                    kind, major, minor, plus = gnu.groups()
+                    known = f"{kind}-{major}.{minor or 0}-{'or-later' if plus else 'only'}"
+                if known is None:
+                    known = _expression(name) if " " not in name else None
+                if known is None:
+                    return unsure
+                all_of.append(known)
+            alternatives.append(_joined(all_of))
+        terms.append(" OR ".join(sorted(set(alternatives))))
+    if expression := _expression(_joined(terms)):
         return Licence(expression, reason="copyright file, all of the source package")
-    name = _short(", ".join(names), _LONGEST_LIST)
-    return Licence(name=name, reason="copyright file, Debian's names, not all of them SPDX's")
+    return unsure
 
 
 def _joined(terms: list[str]) -> str:
@@ -141,22 +158,3 @@ def _joined(terms: list[str]) -> str:
     # AND binds more tightly than OR in SPDX expressions
     grouped = [f"({t})" if " OR " in t and len(unique) > 1 else t for t in unique]
     return " AND ".join(grouped)
-
-
-def _debian_terms(line: str) -> str | None:
-    """`GPL-2+ or Expat` as an SPDX expression; none where a term has no SPDX name."""
-    alternatives = []
-    for alternative in re.split(r"\s+or\s+", line):
-        names = []
-        for name in (t for t in re.split(r",?\s+and\s+|,\s*", alternative) if t):
-            known = _DEBIAN.get(name.lower())
-            if known is None and (gnu := _GNU.match(name)):
-                kind, major, minor, plus = gnu.groups()
-                known = f"{kind}-{major}.{minor or 0}-{'or-later' if plus else 'only'}"
-            if known is None:
-                known = _expression(name) if " " not in name else None
-            if known is None:
-                return None
-            names.append(known)
-        alternatives.append(_joined(names))
-    return " OR ".join(sorted(set(alternatives)))

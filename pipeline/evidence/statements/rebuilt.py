@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pipeline.artifacts.attest.predicates import DeclaredDifference
 from pipeline.artifacts.attest.strict import plain
 from pipeline.artifacts.binary import elf
-from pipeline.artifacts.oci.record import Kind, TitledLayer
+from pipeline.artifacts.oci.record import Kind
 from pipeline.artifacts.store.store import Store
-from pipeline.core import log
 from pipeline.core.errors import NotReproducible
 from pipeline.evidence.statements.inventory import placed_layers
-from pipeline.images.assemble.image import Built, assemble_images
+from pipeline.images.assemble.image import Built
 from pipeline.images.assemble.layer import read_layer_file
-from pipeline.images.spec.checkout import Checkout
-
-if TYPE_CHECKING:
-    from pipeline.images.fetch.inputs import Fetcher
 
 _COMPARED = ("kind", "mode", "size_bytes", "sha256", "target")
 
@@ -35,18 +30,6 @@ class Rebuilt:
     @property
     def verdict(self) -> Literal["identical", "equivalent"]:
         return "equivalent" if self.declared else "identical"
-
-
-def rebuild_and_compare(
-    checkout: Checkout, first: Built, store: Store, empty: Store, fetcher: Fetcher
-) -> Rebuilt:
-    """Build in an empty store and compare with the first build, layer by layer.
-
-    Compiled trees must be in that store already, compiled again.
-    """
-    second = assemble_images(checkout, empty, [first.plan], lambda: fetcher, judge=False)[0]
-    with log.watched(f"Comparing {first.name}"):
-        return Rebuilt(second, compare_builds(store, first, empty, second))
 
 
 def compare_builds(
@@ -65,9 +48,34 @@ def compare_builds(
     declared: list[DeclaredDifference] = []
     # layers that only one of them has are counted below
     for layer, again in zip(first.layers, second.layers, strict=False):
-        if layer.record.digest != again.record.digest:
-            allowed = may_differ.get(layer.record.digest, {})
-            declared += _compare_layer(one, layer, other, again, allowed)
+        if layer.record.digest == again.record.digest:
+            continue
+        allowed, so_far = may_differ.get(layer.record.digest, {}), len(declared)
+        before = {r.path: r for r in one.contents(layer.record)}
+        after = {r.path: r for r in other.contents(again.record)}
+        for path in sorted(before.keys() | after.keys()):
+            title, a, b = f"layer {layer.title!r}: /{path}", before.get(path), after.get(path)
+            if a is None or b is None:
+                only = "first" if b is None else "second"
+                raise NotReproducible(f"{title} is only in the {only} build")
+            differs = [f for f in _COMPARED if getattr(a, f) != getattr(b, f)]
+            if not differs:
+                continue
+            # other bytes are what a build declares: never another kind of file, mode or target
+            is_content = (a.kind, a.mode, a.target) == (b.kind, b.mode, b.target)
+            if is_content and path in allowed:
+                declared.append(DeclaredDifference(path=f"/{path}", reason=plain(allowed[path])))
+                continue
+            field, where = differs[0], ""
+            # the offsets of files in a foreign layer are not known
+            if is_content and a.kind == Kind.FILE and not layer.record.is_foreign:
+                was = read_layer_file(one.blob_path(layer.record.digest), a)
+                now = read_layer_file(other.blob_path(again.record.digest), b)
+                where = f"; {first_difference(was, now)}"
+            values = f"{getattr(a, field)} against {getattr(b, field)}"
+            raise NotReproducible(f"{title} differs in {field}: {values}{where}")
+        if len(declared) == so_far:
+            raise NotReproducible(f"layer {layer.title!r}: the same files, packed differently")
     if len(first.layers) != len(second.layers):
         raise NotReproducible(f"{len(first.layers)} layers against {len(second.layers)}")
     # settings and annotations follow from the layers, and from nothing that a build declares
@@ -76,67 +84,28 @@ def compare_builds(
     return tuple(declared)
 
 
-def _compare_layer(
-    one: Store, layer: TitledLayer, other: Store, again: TitledLayer, allowed: Mapping[str, str]
-) -> list[DeclaredDifference]:
-    before = {r.path: r for r in one.contents(layer.record)}
-    after = {r.path: r for r in other.contents(again.record)}
-    declared = []
-    for path in sorted(before.keys() | after.keys()):
-        title, a, b = f"layer {layer.title!r}: /{path}", before.get(path), after.get(path)
-        if a is None or b is None:
-            only = "first" if b is None else "second"
-            raise NotReproducible(f"{title} is only in the {only} build")
-        differs = [f for f in _COMPARED if getattr(a, f) != getattr(b, f)]
-        if not differs:
-            continue
-        # other bytes are what a build declares: never another kind of file, mode or target
-        is_content = (a.kind, a.mode, a.target) == (b.kind, b.mode, b.target)
-        if is_content and path in allowed:
-            declared.append(DeclaredDifference(path=f"/{path}", reason=plain(allowed[path])))
-            continue
-        field, where = differs[0], ""
-        # the offsets of files in a foreign layer are not known
-        if is_content and a.kind == Kind.FILE and not layer.record.is_foreign:
-            was = read_layer_file(one.blob_path(layer.record.digest), a)
-            now = read_layer_file(other.blob_path(again.record.digest), b)
-            at = first_difference(was, now)
-            shown = [f"0x{data[at]:02x}" if at < len(data) else "its end" for data in (was, now)]
-            inside = f" ({section})" if (section := section_at(was, at)) else ""
-            where = f"; first at byte {at}{inside}, {shown[0]} against {shown[1]}"
-        values = f"{getattr(a, field)} against {getattr(b, field)}"
-        raise NotReproducible(f"{title} differs in {field}: {values}{where}")
-    if not declared:
-        raise NotReproducible(f"layer {layer.title!r}: the same files, packed differently")
-    return declared
-
-
-def first_difference(one: bytes, other: bytes) -> int:
-    """Where two texts differ first; where the shorter one ends, if that is all."""
-    low, high = 0, min(len(one), len(other))
+def first_difference(was: bytes, now: bytes) -> str:
+    """Where two files differ first, or the shorter one ends; of an ELF file also the section."""
+    at, high = 0, min(len(was), len(now))
     # halved rather than walked: a program has a hundred million bytes
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
+    while at < high:
+        middle = (at + high + 1) // 2
+        if was[at:middle] == now[at:middle]:
+            at = middle
         else:
             high = middle - 1
-    return low
-
-
-def section_at(data: bytes, offset: int) -> str:
-    """The part of an ELF file at an offset; empty where the file is none that can be read."""
-    if not data.startswith(elf.MAGIC64):
-        return ""
-    if offset < elf.HEAD_BYTES:
-        return "the ELF header"
-    try:
-        header = elf.read_header(data[: elf.HEAD_BYTES], len(data))
-        sections = elf.read_sections(header, lambda at, size: data[at : at + size], len(data))
-    except elf.Unreadable:
-        return ""
-    inside = [x.name for x in sections if x.name and x.offset <= offset < x.end]
-    return f"section {plain(inside[0])}" if inside else "between the sections of its ELF"
+    shown = [f"0x{data[at]:02x}" if at < len(data) else "its end" for data in (was, now)]
+    inside = ""
+    if was.startswith(elf.MAGIC64) and at < elf.HEAD_BYTES:
+        inside = "the ELF header"
+    elif was.startswith(elf.MAGIC64):
+        with suppress(elf.Unreadable):  # of a damaged program only the byte is named
+            header = elf.read_header(was[: elf.HEAD_BYTES], len(was))
+            sections = elf.read_sections(header, lambda x, size: was[x : x + size], len(was))
+            names = [x.name for x in sections if x.name and x.offset <= at < x.end]
+            inside = f"section {plain(names[0])}" if names else "between the sections of its ELF"
+    place = f"{at} ({inside})" if inside else f"{at}"
+    return f"first at byte {place}, {shown[0]} against {shown[1]}"
 
 
 def _settings(store: Store, built: Built) -> list[Any]:

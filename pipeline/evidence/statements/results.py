@@ -19,7 +19,7 @@ from pipeline.core.errors import RecordInvalid
 from pipeline.core.known import Unknown
 from pipeline.core.known import unknown as unknown_reason
 from pipeline.core.model import Frozen, Name
-from pipeline.images.gate.evidence import Evidence, ImageGates
+from pipeline.images.gate.evidence import ImageGates
 from pipeline.images.gate.runs import ImageRun, RunKind, RunVerdict, TestVerdict, summary_of
 
 GateVerdict = Literal["passed", "accepted", "failed", "unknown"]
@@ -102,44 +102,39 @@ def _inputs(digests: Mapping[str, str]) -> list[_Input]:
 
 def gate_statements(gates: ImageGates, when: Moment | None = None) -> dict[str, Statement]:
     """A statement for each gate and card, by a name that a file can have."""
-    return {
-        f"{result.gate}-{result.arch}": make_statement(
-            gates.image, gates.image_digest, TEST_RESULT, gate_predicate(result), when
+    statements: dict[str, Statement] = {}
+    for result in gates.results:
+        names: dict[str, list[str]] = {}
+        unknown, why = [], []
+        for row in result.rows:
+            name, message = plain(row.name), plain(row.message)
+            names.setdefault(row.verdict, []).append(name)
+            if row.verdict == "unknown":
+                unknown.append(_GateReason(test=name, verdict="unknown", why=message or "not said"))
+            elif row.message:
+                why.append(_GateReason(test=name, verdict=row.verdict, why=message))
+        # a gate that could not even start has no rows
+        if result.verdict == "unknown" and not unknown:
+            reason = plain(result.message) or "no test was run"
+            unknown = [_GateReason(test=result.gate, verdict="unknown", why=reason)]
+        predicate = TestResult(
+            result=_RESULTS[result.verdict],
+            configuration=_inputs(result.inputs),
+            passedTests=sorted(names.get("passed", [])),
+            warnedTests=sorted(names.get("accepted", [])),
+            failedTests=sorted({*names.get("failed", []), *(x.test for x in unknown)}),
+            sm120_gate=result.gate,
+            sm120_card=result.arch,
+            sm120_verdict=result.verdict,
+            sm120_unknown=unknown,
+            sm120_why=why,
+            sm120_madeBy=result.made_by,
         )
-        for result in gates.results
-    }
-
-
-def gate_predicate(result: Evidence) -> dict[str, Any]:
-    """A gate's result as the predicate of a statement."""
-    names: dict[str, list[str]] = {}
-    unknown, why = [], []
-    for row in result.rows:
-        name, message = plain(row.name), plain(row.message)
-        names.setdefault(row.verdict, []).append(name)
-        if row.verdict == "unknown":
-            unknown.append(_GateReason(test=name, verdict="unknown", why=message or "not said"))
-        elif row.message:
-            why.append(_GateReason(test=name, verdict=row.verdict, why=message))
-    # a gate that could not even start has no rows
-    if result.verdict == "unknown" and not unknown:
-        reason = plain(result.message) or "no test was run"
-        unknown = [_GateReason(test=result.gate, verdict="unknown", why=reason)]
-    predicate = TestResult(
-        result=_RESULTS[result.verdict],
-        configuration=_inputs(result.inputs),
-        passedTests=sorted(names.get("passed", [])),
-        warnedTests=sorted(names.get("accepted", [])),
-        failedTests=sorted({*names.get("failed", []), *(x.test for x in unknown)}),
-        sm120_gate=result.gate,
-        sm120_card=result.arch,
-        sm120_verdict=result.verdict,
-        sm120_unknown=unknown,
-        sm120_why=why,
-        sm120_madeBy=result.made_by,
-    )
-    # the time is added where statements keep it: `sm120_recorded` is not written as null
-    return predicate.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        # the time is added where statements keep it: `sm120_recorded` is not written as null
+        body = predicate.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        about = (gates.image, gates.image_digest, TEST_RESULT)
+        statements[f"{result.gate}-{result.arch}"] = make_statement(*about, body, when)
+    return statements
 
 
 def read_test_result(predicate: dict[str, Any]) -> TestResult:

@@ -50,6 +50,27 @@ def cyclonedx(bill: Bill) -> dict[str, Any]:
     if not unlisted:
         # claimed because the image was assembled from nothing else
         compositions = [{"aggregate": "complete", "assemblies": [bill.purl]}]
+    # sources and toolchains of trees; CycloneDX calls excluded what is not shipped
+    build_time: list[tuple[dict[str, Any], list[tuple[str, str]]]] = []
+    for tree in (x.tree for x in bill.trees):
+        pin, lock = tree.plan.lock.archive, tree.plan.lock
+        version = pin.version or tree.plan.source.upstream.commit
+        body = _component("library", tree.archive_purl, pin.name, version, pin.sha256)
+        build_time.append((body, [("file", pin.file), ("files:digest", lock.tree)]))
+    for x in bill.toolchains:
+        build_time.append((_component("container", x.purl, x.name, x.digest, x.digest), []))
+    for x in bill.toolchains:
+        for p in x.parts:
+            body = _component("library", p.purl, p.pin.name, p.pin.version, p.pin.sha256)
+            # the image may hold the same package for itself
+            build_time.append((body | {"bom-ref": p.urn}, [("toolchain", x.name)]))
+    excluded = [
+        body | {"scope": "excluded"} | _properties([("use", BUILD_TIME), *notes])
+        for body, notes in build_time
+    ]
+    excluded += [_own_file(x) | {"name": x.path, "scope": "excluded"} for x in bill.build_files]
+    # two builds of one source have one archive
+    components += {x["bom-ref"]: x for x in excluded}.values()
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -59,7 +80,7 @@ def cyclonedx(bill: Bill) -> dict[str, Any]:
             "tools": {"components": [tool]},
             "component": image | _properties([("platform", bill.platform), *layers]),
         },
-        "components": [*components, *_build_time(bill)],
+        "components": components,
         "dependencies": [
             {"ref": purl, "dependsOn": sorted(needed)} for purl, needed in refs.items()
         ],
@@ -156,31 +177,6 @@ def _own_file(file: OwnFile) -> dict[str, Any]:
     return body | _properties([("file", file.path), ("image", file.image)])
 
 
-def _build_time(bill: Bill) -> list[dict[str, Any]]:
-    """Sources and toolchains of trees; CycloneDX calls excluded what is not shipped."""
-
-    def excluded(component: dict[str, Any], *notes: tuple[str, str]) -> dict[str, Any]:
-        return component | {"scope": "excluded"} | _properties([("use", BUILD_TIME), *notes])
-
-    components = []
-    for tree in (x.tree for x in bill.trees):
-        pin, lock = tree.plan.lock.archive, tree.plan.lock
-        version = pin.version or tree.plan.source.upstream.commit
-        body = _component("library", tree.archive_purl, pin.name, version, pin.sha256)
-        notes = ("file", pin.file), ("files:digest", lock.tree)
-        components.append(excluded(body, *notes))
-    for x in bill.toolchains:
-        components.append(excluded(_component("container", x.purl, x.name, x.digest, x.digest)))
-    for x in bill.toolchains:
-        for p in x.parts:
-            body = _component("library", p.purl, p.pin.name, p.pin.version, p.pin.sha256)
-            # the image may hold the same package for itself
-            components.append(excluded(body, ("toolchain", x.name)) | {"bom-ref": p.urn})
-    components += [_own_file(x) | {"name": x.path, "scope": "excluded"} for x in bill.build_files]
-    # two builds of one source have one archive
-    return list({x["bom-ref"]: x for x in components}.values())
-
-
 def spdx(bill: Bill) -> dict[str, Any]:
     """The document: the image holds layers, layers hold packages, patches are for packages."""
     licences = [*(x.licence for x in bill.parts), *(x.licence for x in bill.trees)]
@@ -188,6 +184,30 @@ def spdx(bill: Bill) -> dict[str, Any]:
     # licences that packages name by a reference of their own; SPDX wants them declared
     references = sorted(set(re.findall(r"LicenseRef-[A-Za-z0-9.-]+", expressions)))
     text = "Not extracted: the text is in the licence files of the packages."
+    relations = [(_DOCUMENT, "DESCRIBES", IMAGE_ID)]
+    # one relation for a layer that the image, or its base, has twice
+    layers = dict.fromkeys(_layer_id(x.layer.record.digest) for x in bill.layers)
+    relations += [(IMAGE_ID, "CONTAINS", layer) for layer in layers]
+    for billed in bill.parts:
+        part = _part_id(billed.part)
+        relations.append((_layer_id(billed.part.layer.record.digest), "CONTAINS", part))
+        relations += [(_file_id(p), "PATCH_FOR", part) for p in billed.patches]
+    if bill.base:
+        relations.append((IMAGE_ID, "DESCENDANT_OF", _BASE))
+        own = dict.fromkeys(_layer_id(layer.digest) for layer in bill.base.pin.layers)
+        relations += [(_BASE, "CONTAINS", layer) for layer in own]
+    relations += [(IMAGE_ID, "CONTAINS", _file_id(x)) for x in bill.files]
+    for billed_tree in bill.trees:
+        tree, identity = billed_tree.tree, _tree_id(billed_tree.tree)
+        relations.append((_layer_id(tree.layer.record.digest), "CONTAINS", identity))
+        relations.append((identity, "GENERATED_FROM", _archive_id(tree)))
+        relations += [(_file_id(p), "PATCH_FOR", identity) for p in billed_tree.patches]
+        made_in = (x for x in bill.toolchains if x.digest == tree.made.toolchain)
+        relations += [(_toolchain_id(x), "BUILD_TOOL_OF", identity) for x in made_in]
+    for toolchain in bill.toolchains:
+        tools = dict.fromkeys(_tool_id(toolchain, p.pin) for p in toolchain.parts)
+        relations += [(_toolchain_id(toolchain), "CONTAINS", tool) for tool in tools]
+    names = ("spdxElementId", "relationshipType", "relatedSpdxElement")
     return {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
@@ -201,7 +221,7 @@ def spdx(bill: Bill) -> dict[str, Any]:
             "comment": "The time is fixed, so that an image has one document.",
         },
         "packages": [*_packages(bill), *_compiled(bill)],
-        "relationships": _relationships(bill),
+        "relationships": [dict(zip(names, each, strict=True)) for each in relations],
         "hasExtractedLicensingInfos": [
             {"licenseId": x, "name": x.removeprefix("LicenseRef-"), "extractedText": text}
             for x in references
@@ -353,31 +373,3 @@ def _compiled(bill: Bill) -> list[dict[str, Any]]:
     packages += [_file_package(x) for x in bill.build_files]
     # two builds of one source have one archive
     return list({x["SPDXID"]: x for x in packages}.values())
-
-
-def _relationships(bill: Bill) -> list[dict[str, str]]:
-    relations = [(_DOCUMENT, "DESCRIBES", IMAGE_ID)]
-    # one relation for a layer that the image, or its base, has twice
-    layers = dict.fromkeys(_layer_id(x.layer.record.digest) for x in bill.layers)
-    relations += [(IMAGE_ID, "CONTAINS", layer) for layer in layers]
-    for billed in bill.parts:
-        part = _part_id(billed.part)
-        relations.append((_layer_id(billed.part.layer.record.digest), "CONTAINS", part))
-        relations += [(_file_id(p), "PATCH_FOR", part) for p in billed.patches]
-    if bill.base:
-        relations.append((IMAGE_ID, "DESCENDANT_OF", _BASE))
-        own = dict.fromkeys(_layer_id(layer.digest) for layer in bill.base.pin.layers)
-        relations += [(_BASE, "CONTAINS", layer) for layer in own]
-    relations += [(IMAGE_ID, "CONTAINS", _file_id(x)) for x in bill.files]
-    for billed_tree in bill.trees:
-        tree, identity = billed_tree.tree, _tree_id(billed_tree.tree)
-        relations.append((_layer_id(tree.layer.record.digest), "CONTAINS", identity))
-        relations.append((identity, "GENERATED_FROM", _archive_id(tree)))
-        relations += [(_file_id(p), "PATCH_FOR", identity) for p in billed_tree.patches]
-        made_in = (x for x in bill.toolchains if x.digest == tree.made.toolchain)
-        relations += [(_toolchain_id(x), "BUILD_TOOL_OF", identity) for x in made_in]
-    for x in bill.toolchains:
-        tools = dict.fromkeys(_tool_id(x, p.pin) for p in x.parts)
-        relations += [(_toolchain_id(x), "CONTAINS", tool) for tool in tools]
-    names = ("spdxElementId", "relationshipType", "relatedSpdxElement")
-    return [dict(zip(names, each, strict=True)) for each in relations]

@@ -41,13 +41,33 @@ def judge_materials(
         # signed by a key that is trusted: a checkout would compare it with more, but adds no trust
         message = f"as stated; in a checkout of this image {_IN_A_CHECKOUT} are compared, too"
         return (*nodes, Node("materials", message=message))
+    external, specs = made.definition.external, []
+    for name, material in external.images.items():
+        title = f"images/{name}/image.yaml"
+        try:
+            spec = checkout.spec(name).on(external.platform)
+            # compared as values, not as text: a comment changes nothing
+            before, after = material.spec, spec.dumped()
+            series = checkout.series(spec).model_dump(mode="json")
+        except PipelineError as error:
+            specs.append(incomplete(title, str(error)))
+            continue
+        # stale, not broken: a checkout moves on while an image stays as it was signed
+        moved = sorted(k for k in {**before, **after} if before.get(k) != after.get(k))
+        if material.series != series:
+            specs.append(stale(title, "series.yaml has changed since"))
+        elif moved:
+            specs.append(stale(title, f"has changed since: {', '.join(moved)}"))
+        else:
+            specs.append(Node(title))
+    nodes.append(Node("spec", children=tuple(specs), is_folded=True))
     locks: dict[str, ImageLock | str] = {}
     for name in made.locks:
         try:
-            locks[name] = read_lock(checkout.lock_path(name, made.definition.external.platform))
+            locks[name] = read_lock(checkout.lock_path(name, external.platform))
         except (LockMissing, LockEdited) as error:
             locks[name] = str(error)
-    nodes += [_specs(made, checkout), _sealed(made, locks), _golden(made, artifact, checkout)]
+    nodes += [_sealed(made, locks), _golden(made, artifact, checkout)]
     nodes += _base(made, locks, artifact, trust)
     recorded = {x.sha256 for x in (*made.packages("pypi"), *made.packages("deb"))}
     omitted = tuple(
@@ -104,29 +124,6 @@ def _annotations(made: Provenance, artifact: Artifact) -> Node:
         if (got := artifact.annotations.get(name)) != value:
             return broken(title, f"{name} is {got}, but {value} was recorded")
     return Node(title, message="the same image, lock and format")
-
-
-def _specs(made: Provenance, checkout: Checkout) -> Node:
-    nodes, external = [], made.definition.external
-    for name, material in external.images.items():
-        title = f"images/{name}/image.yaml"
-        try:
-            spec = checkout.spec(name).on(external.platform)
-            # compared as values, not as text: a comment changes nothing
-            before, after = material.spec, spec.dumped()
-            series = checkout.series(spec).model_dump(mode="json")
-        except PipelineError as error:
-            nodes.append(incomplete(title, str(error)))
-            continue
-        # stale, not broken: a checkout moves on while an image stays as it was signed
-        moved = sorted(k for k in {**before, **after} if before.get(k) != after.get(k))
-        if material.series != series:
-            nodes.append(stale(title, "series.yaml has changed since"))
-        elif moved:
-            nodes.append(stale(title, f"has changed since: {', '.join(moved)}"))
-        else:
-            nodes.append(Node(title))
-    return Node("spec", children=tuple(nodes), is_folded=True)
 
 
 def _sealed(made: Provenance, locks: _Locks) -> Node:

@@ -193,10 +193,22 @@ def _numbers(folder: Path, run: BenchRun, *, has_requests: bool) -> Node:
 def _inputs(run: BenchRun, sources: Behind, judge: Judge) -> list[Walk]:
     """Each thing that the run names; one that is not found is missing, and never valid."""
     client = f"{run.client.name} {run.client.version} {run.client.digest}"
+    recipe = incomplete("recipe", "the run was not served from a recipe")
+    name, digest = run.inputs.recipe_name, run.inputs.recipe
+    if name is not None and digest is not None:
+        own = [judge.checkout.root / "recipes"] if judge.checkout else []
+        recipe = Node(f"recipe {name}", message=digest)
+        try:
+            now = recipe_digest(Recipes([*sources.folders, *own]).read(name))
+            if now != digest:
+                message = f"has changed since: it is {now}, the run had {digest}"
+                recipe = stale(recipe.title, message)
+        except errors.PipelineError as error:
+            recipe = incomplete(recipe.title, f"{digest} cannot be compared: {error}")
     parts = {
         "image": _image(run.inputs.image, sources, judge),
         "weights": _weights(run.inputs.weights, sources, judge),
-        "recipe": Walk(_recipe(run, sources, judge)),
+        "recipe": Walk(recipe),
         HOST: _host(run.inputs.host, sources, judge),
         "client": Walk(Node("client", message=client)),
     }
@@ -278,21 +290,6 @@ def _weights(digest: str | None, sources: Behind, judge: Judge) -> Walk:
     return _missing(f"weights {lock.name}", message)
 
 
-def _recipe(run: BenchRun, sources: Behind, judge: Judge) -> Node:
-    name, digest = run.inputs.recipe_name, run.inputs.recipe
-    if name is None or digest is None:
-        return incomplete("recipe", "the run was not served from a recipe")
-    own = [judge.checkout.root / "recipes"] if judge.checkout else []
-    title = f"recipe {name}"
-    try:
-        now = recipe_digest(Recipes([*sources.folders, *own]).read(name))
-    except errors.PipelineError as error:
-        return incomplete(title, f"{digest} cannot be compared: {error}")
-    if now != digest:
-        return stale(title, f"has changed since: it is {now}, the run had {digest}")
-    return Node(title, message=digest)
-
-
 def _host(digest: str | None, sources: Behind, judge: Judge) -> Walk:
     if digest is None:
         message = "no facts of the host were given"
@@ -363,7 +360,30 @@ def _run(report: OpenedReport, index: int, page: Path, judge: Judge, sources: Be
     """One run of a report, compared with it and then with all that the run depends on."""
     named, places = report.data.runs[index], (*sources.folders, page.parent)
     title = f"run {plain(named.name)}"
-    found = _find(named.file, named.digest, places)
+    folders: list[Path] = []
+    for place in places:
+        # `sm120 bench` keeps runs as bench/WORKLOAD, and with --out as runs/night/WORKLOAD
+        for depth in ("", "*/", "*/*/", "*/*/*/"):
+            runs = islice(place.glob(f"{depth}{RUN_FILE}"), _MOST_FOLDERS)
+            folders += sorted(path.parent for path in runs if path.is_file())
+    parts, file = Path(named.file).parent.parts, named.file
+    alike = [f for f in folders if parts and f.resolve().parts[-len(parts) :] == parts]
+    # by its digest: the folder of that name before a copy of it, and each once
+    exact = (
+        folder
+        for folder in dict.fromkeys((*alike, *folders))
+        if sha256_of_file(folder / RUN_FILE) == named.digest
+    )
+    # a run that was changed itself is found by its name
+    found = next(exact, None) or next(iter(alike), None)
+    # the result of another program; a page may be anybody's: no path leads elsewhere
+    if found is None and Path(file).name == file:
+        results = (p for place in places for p in (place / file, *place.glob(f"*/{escape(file)}")))
+        for path in islice(results, _MOST_FOLDERS):
+            with suppress(errors.RunInvalid):
+                if read_foreign(path).digest == named.digest:
+                    found = path
+                    break
     if found is None:
         message = f"{named.digest} is in none of the folders here (--look-in DIR)"
         return Walk(incomplete(title, message))
@@ -381,30 +401,3 @@ def _run(report: OpenedReport, index: int, page: Path, judge: Judge, sources: Be
     within = Behind(sources.store, (*sources.folders, found, found.parent, page.parent))
     walked = judge_bench_run(found, gather_envelopes(beside(found / RUN_FILE)), judge, within)
     return Walk(Node(title, children=(same, walked.node)), walked.believed)
-
-
-def _find(file: str, digest: str, places: Sequence[Path]) -> Path | None:
-    """The folder of a run, or the result of another program, by its digest.
-
-    A run that was changed itself is found by its name.
-    """
-    folders: list[Path] = []
-    for place in places:
-        # `sm120 bench` keeps runs as bench/WORKLOAD, and with --out as runs/night/WORKLOAD
-        for depth in ("", "*/", "*/*/", "*/*/*/"):
-            runs = islice(place.glob(f"{depth}{RUN_FILE}"), _MOST_FOLDERS)
-            folders += sorted(path.parent for path in runs if path.is_file())
-    parts = Path(file).parent.parts
-    named = [f for f in folders if parts and f.resolve().parts[-len(parts) :] == parts]
-    # the folder of that name before a copy of it, and each once
-    for folder in dict.fromkeys((*named, *folders)):
-        if sha256_of_file(folder / RUN_FILE) == digest:
-            return folder
-    if named or Path(file).name != file:  # a page may be anybody's: no path leads elsewhere
-        return next(iter(named), None)
-    found = (p for place in places for p in (place / file, *place.glob(f"*/{escape(file)}")))
-    for path in islice(found, _MOST_FOLDERS):
-        with suppress(errors.RunInvalid):
-            if read_foreign(path).digest == digest:
-                return path
-    return None

@@ -52,10 +52,36 @@ def judge_trees(
     try:
         if not _wanted(provenance) and not recorded and not provenance.build_time:
             return []
+        # the images from the root to the one that was built
+        external, chain = provenance.definition.external, list[str]()
+        current: object = external.image
+        while isinstance(current, str) and current in external.images and len(chain) < _MOST_IMAGES:
+            chain.insert(0, current)
+            current = external.images[current].spec.get("base")
         # all inputs of the image, put together again, give the digest that its manifest names
+        key: str | None = None
+        files = _file_digests(provenance)
+        trees = {tree.uri: tree for tree in provenance.trees}
+        for name in chain:
+            spec, series = external.images[name].spec, external.images[name].series
+            folder = f"images/{name}"
+            patches = f"{folder}/{spec['patches']}".rpartition("/")[0] if spec["patches"] else ""
+            inputs = {
+                "format": provenance.definition.internal.format,
+                "spec": sha256_of(canonical_json(spec)),
+                "lock": provenance.locks[name],
+                "base": key,
+                "files": [files[f"{folder}/{x['from']}"] for x in spec["files"]],
+                "patches": [files[f"{patches}/{x['file']}"] for x in series["patches"]],
+                "series": sha256_of(canonical_json(series)),
+            }
+            if compiled := spec.get("compiled"):
+                urns = [tree_urn(x["source"], x["build"]) for x in compiled]
+                inputs["compiled"] = [trees[urn].annotations["key"] for urn in urns]
+            key = sha256_of(canonical_json(inputs))
         named, title = artifact.annotations.get("sm120.inputs"), "inputs in the manifest"
         bound = Node(title, message="spec, locks, files and compiled trees, as recorded")
-        if recorded_key(provenance) != named:
+        if (key or "") != named:
             bound = broken(title, f"is {named}, but other inputs were recorded")
         return [bound, *_TreeJudge(provenance, artifact, checkout).judge()]
     # of unknown origin: a value that is missing, or not of its kind, proves nothing
@@ -70,37 +96,6 @@ def _wanted(provenance: Provenance) -> list[tuple[str, str, str]]:
         for name, material in provenance.definition.external.images.items()
         for each in material.spec.get("compiled") or []
     ]
-
-
-def recorded_key(provenance: Provenance) -> str:
-    """The digest of everything that decides the image, from its provenance alone."""
-    external, key = provenance.definition.external, None
-    files = _file_digests(provenance)
-    trees = {tree.uri: tree for tree in provenance.trees}
-    # the images from the root to the one that was built
-    chain: list[str] = []
-    current: object = external.image
-    while isinstance(current, str) and current in external.images and len(chain) < _MOST_IMAGES:
-        chain.insert(0, current)
-        current = external.images[current].spec.get("base")
-    for name in chain:
-        spec, series = external.images[name].spec, external.images[name].series
-        folder = f"images/{name}"
-        patch_folder = f"{folder}/{spec['patches']}".rpartition("/")[0] if spec["patches"] else ""
-        inputs = {
-            "format": provenance.definition.internal.format,
-            "spec": sha256_of(canonical_json(spec)),
-            "lock": provenance.locks[name],
-            "base": key,
-            "files": [files[f"{folder}/{x['from']}"] for x in spec["files"]],
-            "patches": [files[f"{patch_folder}/{x['file']}"] for x in series["patches"]],
-            "series": sha256_of(canonical_json(series)),
-        }
-        if compiled := spec.get("compiled"):
-            urns = [tree_urn(x["source"], x["build"]) for x in compiled]
-            inputs["compiled"] = [trees[urn].annotations["key"] for urn in urns]
-        key = sha256_of(canonical_json(inputs))
-    return key or ""
 
 
 def _file_digests(provenance: Provenance) -> dict[str, str]:
@@ -151,7 +146,28 @@ class _TreeJudge:
         for name in dict.fromkeys(source for _, source, _ in wanted):
             builds = {build for _, source, build in wanted if source == name}
             nodes.append(self._source(name, builds))
-        return nodes + [self._toolchain(x) for x in made.toolchains]
+        # everything in a toolchain, and whether the checkout would give the same one now
+        for toolchain in made.toolchains:
+            title, chain = f"toolchain {plain(toolchain.name)}", toolchain.annotations["chain"]
+            # they name files of the checkout below, and must not lead out of it
+            _PLATFORM.validate_python(toolchain.annotations["platform"])
+            for name in (toolchain.name, *(each["name"] for each in chain)):
+                _NAME.validate_python(name)
+            unrecorded = (
+                f"{kind} of {plain(str(each['name']))}: not all of them are recorded"
+                for each in chain
+                for kind in ("files", "patches")
+                if [self._files.get(x, "missing") for x in each[kind]] != each["inputs"][kind]
+            )
+            if message := next(unrecorded, ""):
+                nodes.append(broken(title, message))
+            elif self._checkout is None:
+                nodes.append(Node(title, message=f"sha256:{toolchain.sha256}"))
+            else:
+                children = [self._golden(toolchain, self._checkout)]
+                children += [self._packages(toolchain, each, self._checkout) for each in chain]
+                nodes.append(Node(title, children=tuple(children), is_folded=True))
+        return nodes
 
     def _tree(self, image: str, source: str, build: str) -> Node:
         title = f"compiled {source} ({build})"
@@ -164,14 +180,23 @@ class _TreeJudge:
             layer = broken("layer", f"{digest} is not the image's layer of it")
         elif digest not in (self._artifact.layers or ()):
             layer = broken("layer", f"{digest} is missing from the image")
-        children = (
-            layer,
-            self._inputs(tree, source, build),
-            self._made_from(tree, source),
-            self._made_in(tree, source, build),
-            Node("objects", message=objects_origin(tree.annotations["run"])),
-        )
-        return Node(title, message=f"layer sha256:{tree.sha256[:12]}…", children=children)
+        made_of = [layer, self._inputs(tree, source, build), self._made_from(tree, source)]
+        # the toolchain is the one that the key covers, image by image of its chain
+        spec = self._external.sources[source].spec["builds"][build]
+        platform = spec.get("toolchain_platform") or self._external.platform
+        digest, tools = str(tree.annotations["toolchain"]), f"toolchain {spec['toolchain']}"
+        urn = toolchain_urn(spec["toolchain"], digest)
+        toolchain = next((x for x in self._provenance.toolchains if x.uri == urn), None)
+        made_in = Node(tools, message=digest)
+        if toolchain is None or f"sha256:{toolchain.sha256}" != digest:
+            made_in = broken(tools, f"was {digest}, which is missing")
+        elif toolchain.annotations["platform"] != platform:
+            made_in = broken(tools, "it runs on another platform than the build's")
+        elif _chain_key(toolchain) != tree.annotations["inputs"]["toolchain"]:
+            made_in = broken(tools, "it was compiled in one of other inputs")
+        objects = Node("objects", message=objects_origin(tree.annotations["run"]))
+        message = f"layer sha256:{tree.sha256[:12]}…"
+        return Node(title, message=message, children=(*made_of, made_in, objects))
 
     def _inputs(self, tree: Resource, source: str, build: str) -> Node:
         """The key covers the inputs, and the inputs are those of the recorded source.yaml."""
@@ -218,22 +243,6 @@ class _TreeJudge:
         urn = source_urn(source)
         return next((x for x in self._provenance.archives if x.uri == urn), None)
 
-    def _made_in(self, tree: Resource, source: str, build: str) -> Node:
-        """The toolchain is the one that the key covers, image by image of its chain."""
-        spec = self._external.sources[source].spec["builds"][build]
-        name, runs_on = spec["toolchain"], spec.get("toolchain_platform")
-        digest = str(tree.annotations["toolchain"])
-        urn = toolchain_urn(name, digest)
-        toolchain = next((x for x in self._provenance.toolchains if x.uri == urn), None)
-        title = f"toolchain {name}"
-        if toolchain is None or f"sha256:{toolchain.sha256}" != digest:
-            return broken(title, f"was {digest}, which is missing")
-        if toolchain.annotations["platform"] != (runs_on or self._external.platform):
-            return broken(title, "it runs on another platform than the build's")
-        if _chain_key(toolchain) != tree.annotations["inputs"]["toolchain"]:
-            return broken(title, "it was compiled in one of other inputs")
-        return Node(title, message=digest)
-
     def _source(self, name: str, builds: Collection[str]) -> Node:
         """A source and its archive, against source.yaml and lock of the checkout."""
         title = f"images/sources/{name}/source.yaml"
@@ -269,26 +278,6 @@ class _TreeJudge:
         if lock.seal != notes["lock"]:
             return stale(title, f"another archive is locked now: {lock.archive.file}")
         return Node(title, message=origin)
-
-    def _toolchain(self, toolchain: Resource) -> Node:
-        """Everything in a toolchain, and whether the checkout would give the same one now."""
-        title = f"toolchain {plain(toolchain.name)}"
-        chain = toolchain.annotations["chain"]
-        # they name files of the checkout below, and must not lead out of it
-        _PLATFORM.validate_python(toolchain.annotations["platform"])
-        for name in (toolchain.name, *(each["name"] for each in chain)):
-            _NAME.validate_python(name)
-        for each in chain:
-            for kind in ("files", "patches"):
-                digests = [self._files.get(path, "missing") for path in each[kind]]
-                if digests != each["inputs"][kind]:
-                    message = f"{kind} of {plain(str(each['name']))}: not all of them are recorded"
-                    return broken(title, message)
-        if self._checkout is None:
-            return Node(title, message=f"sha256:{toolchain.sha256}")
-        children = [self._golden(toolchain, self._checkout)]
-        children += [self._packages(toolchain, each, self._checkout) for each in chain]
-        return Node(title, children=tuple(children), is_folded=True)
 
     def _golden(self, toolchain: Resource, checkout: Checkout) -> Node:
         """The digest that the same inputs must give, as it is committed."""

@@ -42,9 +42,11 @@ def install_file(place: LockedFolder, partial: Path, pins: Sequence[FilePin]) ->
 
 def link(place: LockedFolder, pin: FilePin) -> bool:
     """In the Hub's layout, let the name lead to the blob; whether that needed a change."""
-    name, target = place.name(pin), place.link_target(pin)
     if not place.hub_cache or place.is_without_link(pin):
         return False
+    name = place.name(pin)
+    # relative, as the Hub's own client writes it: a cache can be moved
+    target = os.path.relpath(place.file(pin), name.parent)
     with os_errors_explained(name):
         if name.is_symlink() and str(name.readlink()) == target:
             return False

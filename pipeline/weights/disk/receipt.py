@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -42,7 +41,7 @@ from pipeline.weights.model import FilePin, WeightsLock, sealed_weights_lock, we
 from pipeline.weights.place import STATE, LockedFolder, in_hub_cache, require_no_links
 
 # The coarsest clock of a file system in use (FAT's); Linux's own disks tick every few milliseconds.
-_CLOCK_TICK_NS = 2_000_000_000
+CLOCK_TICK_NS = 2_000_000_000
 _MOST_BYTES = 256 << 20  # a set of 1 TB has 4 MB of marks
 # A receipt is written whole, which takes a second where it has 20,000 files: so many times as long
 # as it took passes until the next, and of what was proved meanwhile a kill may cost the proof.
@@ -127,30 +126,10 @@ def proved(pin: FilePin, reading: FileReading, since_ns: int) -> ReceiptEntry:
     A file changed in the same tick of the clock could change once more without a trace ("racily
     clean", as git calls it): it keeps no identity, and is read again next time.
     """
-    is_settled = reading.identity.ctime_ns < since_ns - _CLOCK_TICK_NS
+    is_settled = reading.identity.ctime_ns < since_ns - CLOCK_TICK_NS
     identity = reading.identity if is_settled else None
     marks = "".join(reading.marks)
     return ReceiptEntry(path=pin.path, want=pin.want, identity=identity, marks=marks)
-
-
-def set_back_mtime(path: Path) -> None:
-    """Before a new file gets its name, so that `installed` can vouch for it at once."""
-    # by the disk's own clock, which may not be ours; where it cannot be set, the file is read again
-    with suppress(OSError):
-        status = path.stat()
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns - 2 * _CLOCK_TICK_NS))
-
-
-def installed_entry(place: LockedFolder, pin: FilePin, marks: Sequence[str]) -> ReceiptEntry:
-    """The entry of a file that was hashed while it was written, and has just got its name.
-
-    Its last change is too fresh to tell it from one in the same tick of the clock. But whoever
-    writes to it sets its mtime to now, and that was set back to before the tick.
-    """
-    identity = right_size(place.file(pin), pin)
-    if identity and identity.mtime_ns >= identity.ctime_ns - _CLOCK_TICK_NS:
-        identity = None
-    return ReceiptEntry(path=pin.path, want=pin.want, identity=identity, marks="".join(marks))
 
 
 class ReceiptWriter:

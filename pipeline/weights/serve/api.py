@@ -30,6 +30,7 @@ PAGE_ENTRIES = 1000  # as the Hub has on a page
 _RETRY_S = 10  # a shard of 5 GB is hashed in less
 _LOOPBACK = re.compile(r"(127\.[0-9.]+|localhost|\[::1\])(:[0-9]+)?", re.I)
 _HOST = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+_ONE_RANGE = re.compile(r"(\d{1,18})-(\d{0,18})|-(\d{1,18})")
 MAIN = "main"
 _MOST_REF_BYTES = 256  # a commit has 40
 
@@ -317,15 +318,24 @@ class HubApi:
         # RFC 9110, 13.1.5: the client has a part of another file, so it needs all of this one
         if request.header("if-range") not in ("", etag) or request.method == "HEAD":
             asked = ""
-        span = http.wanted_range(asked, pin.size_bytes)
-        start, length = span or (0, pin.size_bytes)
-        if span:
-            headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{pin.size_bytes}"
-        status = 206 if span else 200
+        status, start, stop, size = 200, 0, pin.size_bytes, pin.size_bytes
+        unit, _, text = asked.partition("=")
+        # Several ranges in one request may be answered with the whole file, and so may a unit that
+        # is not known; a range in bytes that cannot be parsed is refused: its author wanted little.
+        if unit.strip().lower() == "bytes" and "," not in text:
+            match, status, stop = _ONE_RANGE.fullmatch(text.strip()), 206, 0
+            if match and match[3] is not None:
+                start, stop = max(0, size - int(match[3])), size  # `-500`: the last 500 bytes
+            elif match:
+                start, stop = int(match[1]), min(int(match[2] or size), size - 1) + 1
+            if start >= stop:
+                extra = {"Content-Range": f"bytes */{size}"}
+                raise RequestError(416, "the file does not have this range", extra)
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
         if held.is_small:
-            return Response(status, headers, self.prover.read(held)[start : start + length])
+            return Response(status, headers, self.prover.read(held)[start:stop])
         handle, seen = self.prover.open(held)
-        return Response(status, headers, part=http.FilePart(handle, start, length, seen))
+        return Response(status, headers, part=http.FilePart(handle, start, stop - start, seen))
 
     def may_read(self, request: Request) -> bool:
         """Whether a request shows a token, or none is needed."""

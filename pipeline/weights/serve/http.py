@@ -35,7 +35,6 @@ _LINE = re.compile(rb"([A-Z]{1,16}) ([!-~]+) HTTP/1\.([01])")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
 # Given twice, these would be read differently by us and by a proxy before us.
 _ONCE = {"host", "content-length", "authorization", "range", "if-range", "content-type"}
-_ONE_RANGE = re.compile(r"(\d{1,18})-(\d{0,18})|-(\d{1,18})")
 
 Query = dict[str, list[str]]
 
@@ -113,27 +112,6 @@ def number(query: Query, name: str, default: int) -> int:
     if text and not re.fullmatch(r"[0-9]{1,9}", text):
         raise RequestError(400, f"{name} is not a number")
     return int(text) if text else default
-
-
-def wanted_range(header: str, size: int) -> tuple[int, int] | None:
-    """First byte and length; None where the whole file is to be sent.
-
-    Several ranges in one request may be answered with the whole file, and so may a unit that is
-    not known; a range in bytes that cannot be parsed is refused, for its author wanted little.
-    """
-    unit, _, text = header.partition("=")
-    if unit.strip().lower() != "bytes" or "," in text:
-        return None
-    start = end = -1
-    if match := _ONE_RANGE.fullmatch(text.strip()):
-        start, end = int(match[1] or 0), min(int(match[2] or size), size - 1)
-        # `-500`: the last 500 bytes
-        if match[3] is not None:
-            start, end = max(0, size - int(match[3])), size - 1
-    if not 0 <= start <= end:
-        extra = {"Content-Range": f"bytes */{size}"}
-        raise RequestError(416, "the file does not have this range", extra)
-    return start, end - start + 1
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,12 @@ class ServedFile:
 class Prover:
     """Hashes files in the background, those that clients ask for first."""
 
-    def __init__(self, files: Iterable[ServedFile]) -> None:
+    def __init__(
+        self,
+        files: Iterable[ServedFile],
+        proved: Callable[[LockedFolder], Mapping[str, Identity]] = lambda place: {},
+    ) -> None:
+        """Files that are still as they were when a receipt `proved` them need no hashing."""
         self.files = list(files)
         self.advance: hashing.Advance = lambda n_bytes: None
         self._queue: deque[ServedFile] = deque()
@@ -65,15 +70,13 @@ class Prover:
             threading.Thread(target=self._work, name=f"prove-{n}", daemon=True)
             for n in range(min(_MOST_THREADS, hashing.hashing_cores()))
         ]
-
-    def trust_receipts(self, proved: Callable[[LockedFolder], Mapping[str, Identity]]) -> None:
-        """Files that are still as they were when a receipt was made need no hashing."""
         receipts: dict[Path, Mapping[str, Identity]] = {}
         for held in self.files:
             state = held.place.state
             if state not in receipts:
                 receipts[state] = proved(held.place)
-            known = receipts[state].get(held.pin.path)
+            if (known := receipts[state].get(held.pin.path)) is None:
+                continue
             with suppress(FileUnfit, FileUnreadable):
                 handle = hashing.open_pin(held.place, held.pin)
                 # of the open file, not of its name: a name can be moved between the two looks

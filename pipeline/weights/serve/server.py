@@ -45,15 +45,6 @@ class ClientConnection:
     is_waiting: bool = True  # for a request to come, whole
     since: float = field(default_factory=time.monotonic)  # an unknown client: since it connected
 
-    def is_silent(self) -> bool:
-        """Whether no bytes are waiting to be read."""
-        waiting = select.poll()
-        try:
-            waiting.register(self.sock, select.POLLIN)
-            return not waiting.poll(0)
-        except (OSError, ValueError):  # it is being closed
-            return True
-
     def hang_up(self) -> None:
         """From any thread: whoever reads or writes on this connection gets an end of file."""
         with suppress(OSError):
@@ -80,8 +71,13 @@ class ConnectionLimits:
             unknown = [c for c in self._open if not c.may_read]
             own = [c for c in unknown if c.peer == connection.peer]
             if len(own) >= self.most_unknown_of_one:
+                waiting = select.poll()
+                for each in own:
+                    with suppress(OSError, ValueError):  # it is being closed
+                        waiting.register(each.sock, select.POLLIN)
                 # one whose request has arrived is only waiting for us
-                self._close_longest_waiting(c for c in own if c.is_silent())
+                arrived = {handle for handle, _ in waiting.poll(0)}
+                self._close_longest_waiting(c for c in own if c.sock.fileno() not in arrived)
             if len(unknown) >= self.most_unknown:
                 peer = Counter(c.peer for c in unknown).most_common(1)[0][0]
                 self._close_longest_waiting(c for c in unknown if c.peer == peer)

@@ -162,14 +162,29 @@ def _transfer(
     writer = receipt.ReceiptWriter(place)
 
     def finish(partial: PartialFile) -> None:
-        receipt.set_back_mtime(partial.path)
+        # Its last change is too fresh to tell it from one in the same tick of the clock. But a
+        # write sets the mtime to now; so this sets it back to before the tick, by the disk's own
+        # clock, which may not be ours.
+        with suppress(OSError):
+            status = partial.path.stat()
+            before_ns = status.st_mtime_ns - 2 * receipt.CLOCK_TICK_NS
+            os.utime(partial.path, ns=(status.st_atime_ns, before_ns))
         with os_errors_explained(partial.path):
             partial.sync()  # before it gets its name: a name must never lead to lost bytes
         same = names[partial.pin.want]
         install_file(place, partial.path, same)
         partial.forget()
+        entries, marks = [], "".join(partial.hash.marks)
+        for pin in same:
+            identity = right_size(place.file(pin), pin)
+            # not set back, or written to since: the receipt does not vouch for it
+            if identity and identity.mtime_ns >= identity.ctime_ns - receipt.CLOCK_TICK_NS:
+                identity = None
+            entries.append(
+                receipt.ReceiptEntry(path=pin.path, want=pin.want, identity=identity, marks=marks)
+            )
         # one by one, so that a run which is killed leaves proof of what it finished
-        writer.add([receipt.installed_entry(place, pin, partial.hash.marks) for pin in same])
+        writer.add(entries)
 
     more = f" ({log.size(fetched)} are here already)" if fetched else ""
     title = f"Fetching {log.count(len(partials), 'file')}, {log.size(missing)}{more}"

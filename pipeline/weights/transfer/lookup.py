@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import ValidationError
@@ -110,7 +110,33 @@ def look_up(spec: WeightsSpec, hub: Hub, fetch: Fetch) -> LockResult:
             f"{spec.name}: include and exclude leave out all of {len(listed)} files",
             f"Correct them, in lockfiles/weights/{spec.name}.yaml if they stand there.",
         )
-    warnings = _warnings(listed, wanted, lambda pin: fetch(pin, commit))
+    # shards that an index names and the set lacks, and `x-00001-of-00003` without all parts
+    listed_paths, wanted_paths = {pin.path for pin in listed}, {pin.path for pin in wanted}
+    warnings, sets = [], dict[tuple[str, str, str], set[int]]()
+    for pin in wanted:
+        if part := _SPLIT.fullmatch(pin.path):
+            key = (part["stem"], part["of"], part["end"])
+            sets.setdefault(key, set()).add(int(part["at"]))
+        # only a warning hangs on it, so an index that is too large is passed over
+        if not pin.path.endswith(_INDEX) or pin.size_bytes > MOST_INDEX_BYTES:
+            continue
+        folder, data = pin.path[: pin.path.rfind("/") + 1], pinned_bytes(pin, fetch(pin, commit))
+        try:
+            shards = read_json(data, most_bytes=MOST_INDEX_BYTES)["weight_map"].values()
+            named = {folder + shard for shard in shards}
+        except (JsonInvalid, KeyError, TypeError, AttributeError) as error:
+            raise HubBroken(f"{pin.path}: is not an index of safetensors shards") from error
+        lacking, excluded = named - listed_paths, named & listed_paths - wanted_paths
+        for paths, who in ((lacking, "the repository lacks"), (excluded, "the spec leaves out")):
+            some = ", ".join(sorted(paths)[:3])
+            if paths:
+                warnings.append(f"{pin.path}: names {len(paths)} shards that {who} ({some})")
+    warnings += [
+        f"{stem}-*-of-{of}{end}: only {len(parts)} of {int(of)} parts"
+        for (stem, of, end), parts in sorted(sets.items())
+        # not by their number: a part beyond the last must not stand in for a missing one
+        if parts != set(range(1, int(of) + 1))
+    ]
     # asked again at the end: what was read in between belongs together only if the branch stood
     now = hub.commit_of(spec.repository, spec.revision)
     if now != commit:
@@ -137,38 +163,6 @@ def pinned_bytes(pin: FilePin, data: bytes) -> bytes:
             "Nothing was written. Try again, or another HF_ENDPOINT.",
         )
     return data
-
-
-def _warnings(
-    listed: Sequence[FilePin], wanted: Sequence[FilePin], fetch: Callable[[FilePin], bytes]
-) -> list[str]:
-    """Shards that an index names and the set lacks, and `x-00001-of-00003` without all parts."""
-    listed_paths, wanted_paths = {pin.path for pin in listed}, {pin.path for pin in wanted}
-    warnings, sets = [], dict[tuple[str, str, str], set[int]]()
-    for pin in wanted:
-        if part := _SPLIT.fullmatch(pin.path):
-            key = (part["stem"], part["of"], part["end"])
-            sets.setdefault(key, set()).add(int(part["at"]))
-        # only a warning hangs on it, so an index that is too large is passed over
-        if not pin.path.endswith(_INDEX) or pin.size_bytes > MOST_INDEX_BYTES:
-            continue
-        folder, data = pin.path[: pin.path.rfind("/") + 1], pinned_bytes(pin, fetch(pin))
-        try:
-            shards = read_json(data, most_bytes=MOST_INDEX_BYTES)["weight_map"].values()
-            named = {folder + shard for shard in shards}
-        except (JsonInvalid, KeyError, TypeError, AttributeError) as error:
-            raise HubBroken(f"{pin.path}: is not an index of safetensors shards") from error
-        lacking, excluded = named - listed_paths, named & listed_paths - wanted_paths
-        for paths, who in ((lacking, "the repository lacks"), (excluded, "the spec leaves out")):
-            some = ", ".join(sorted(paths)[:3])
-            if paths:
-                warnings.append(f"{pin.path}: names {len(paths)} shards that {who} ({some})")
-    return warnings + [
-        f"{stem}-*-of-{of}{end}: only {len(parts)} of {int(of)} parts"
-        for (stem, of, end), parts in sorted(sets.items())
-        # not by their number: a part beyond the last must not stand in for a missing one
-        if parts != set(range(1, int(of) + 1))
-    ]
 
 
 def diff_weights_locks(old: WeightsLock | None, new: WeightsLock) -> list[LockChange]:

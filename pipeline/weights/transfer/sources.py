@@ -10,7 +10,7 @@ import importlib.util
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -337,18 +337,6 @@ def _refusal(answer: Answer, pin: FilePin, is_neighbour: bool) -> AttemptFailed 
     return NotAvailable(error, only_this_file=is_of_file, wants_login=wants_login)
 
 
-def _open_store(repository: HubRepository) -> tuple[Any, Any]:
-    """A group of downloads from the Xet store, and how to name a file to it."""
-    import hf_xet
-
-    token = {"Authorization": f"Bearer {repository.token}"} if repository.token else {}
-    route = f"{repository.endpoint}/api/models/{repository.name}/xet-read-token"
-    group = hf_xet.XetSession().new_download_stream_group(
-        token_refresh_url=f"{route}/{repository.commit}", token_refresh_headers=token
-    )
-    return group, hf_xet.XetFileInfo
-
-
 @dataclass(eq=False)
 class XetRoute:
     """Ordered byte streams of the Xet store, by the hash that the Hub names for a file."""
@@ -356,10 +344,9 @@ class XetRoute:
     client: NetClient
     repository: HubRepository
     stall_s: float
-    open_store: Callable[[HubRepository], tuple[Any, Any]] = _open_store
+    store: Any = None  # a group of downloads, and how to name a file to it; opened when needed
     name: str = "Xet"
     is_shared: bool = False
-    _store: Any = None
     _watch: Watchdog = field(default_factory=Watchdog)
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
@@ -380,8 +367,17 @@ class XetRoute:
         try:
             with self._guard:
                 # one for all threads: each group has its own connections and token
-                self._store = self._store or self.open_store(self.repository)
-            group, file_info = self._store
+                if self.store is None:
+                    import hf_xet
+
+                    there = self.repository
+                    token = {"Authorization": f"Bearer {there.token}"} if there.token else {}
+                    route = f"{there.endpoint}/api/models/{there.name}/xet-read-token"
+                    group = hf_xet.XetSession().new_download_stream_group(
+                        token_refresh_url=f"{route}/{there.commit}", token_refresh_headers=token
+                    )
+                    self.store = group, hf_xet.XetFileInfo
+            group, file_info = self.store
             info = file_info(name, pin.size_bytes)
             stream = group.download_stream(info, start=start, end=stop)
         except Exception as error:  # the store's client has no common kind of error

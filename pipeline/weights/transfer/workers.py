@@ -179,20 +179,14 @@ class PartialFile:
                 raise OSError(f"{self.path}: became shorter")
             self.hash.update(piece)
 
-    def claim_end(self) -> bool:
-        """Whether all is there and hashed; true for one caller only."""
+    def claim_end(self, *, gives_up: bool = False) -> bool:
+        """Whether all is there and hashed, or the caller gives up; true for one caller only."""
         with self._guard:
+            if gives_up:
+                self._todo = []  # no more of it is fetched in this run
             is_there = not self._todo and not self._busy and self.hash.at == self.pin.size_bytes
-            if not is_there or self._is_claimed:
-                return False
-            self._is_claimed = True
-            return True
-
-    def give_up(self) -> bool:
-        """Fetch no more of it in this run; true for one caller only."""
-        with self._guard:
-            self._todo = []
-            is_first, self._is_claimed = not self._is_claimed, True
+            is_first = (is_there or gives_up) and not self._is_claimed
+            self._is_claimed |= is_first
             return is_first
 
     def start_over(self) -> None:
@@ -412,7 +406,7 @@ class WorkerPool:
             # an error that every file would meet (no network, no access) ends the run
             if not self._router.lacks_only(partial.pin):
                 raise
-            if partial.give_up():
+            if partial.claim_end(gives_up=True):
                 self._errors.append(error)
                 self._wake(finished=1)
                 if self._unfinished and len(self._errors) <= _MOST_REPORTED:

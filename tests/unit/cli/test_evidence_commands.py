@@ -444,7 +444,7 @@ def test_a_statement_beside_its_file_is_judged_with_it(
 @pytest.fixture
 def weights(trust: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LockedFolder:
     # a receipt vouches only for files that are some ticks old
-    monkeypatch.setattr("pipeline.weights.disk.receipt._CLOCK_TICK_NS", -(10**9))
+    monkeypatch.setattr("pipeline.weights.disk.receipt.CLOCK_TICK_NS", -(10**9))
     return make_set(tmp_path / "set", SMALL, {"model.safetensors": b"weights" * 1000})
 
 

@@ -247,7 +247,7 @@ def test_a_rebuild_that_differs_is_attested_too(desk: Desk) -> None:
     from pipeline.core.errors import NotReproducible
 
     differs = mock.Mock(side_effect=NotReproducible("layer 'x': /a differs in mode"))
-    with mock.patch("pipeline.evidence.statements.rebuilt.rebuild_and_compare", differs):
+    with mock.patch("pipeline.evidence.statements.rebuilt.compare_builds", differs):
         assert (
             desk("image", "rebuild", "engine", "--attest", "--key", desk.key, "--offline").error
             == "NotReproducible"

@@ -25,7 +25,7 @@ AMD64 = "linux/amd64"
 
 @pytest.fixture
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LockedFolder:
-    monkeypatch.setattr("pipeline.weights.disk.receipt._CLOCK_TICK_NS", -(10**9))
+    monkeypatch.setattr("pipeline.weights.disk.receipt.CLOCK_TICK_NS", -(10**9))
     return make_set(tmp_path / "set", SMALL, {"model.safetensors": b"weights" * 1000})
 
 

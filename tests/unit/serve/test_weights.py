@@ -101,7 +101,7 @@ def checked(weights: WeightsFolder) -> str:
 def test_preflight_wants_every_file_proved_and_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receipt, "_CLOCK_TICK_NS", 10_000_000)
+    monkeypatch.setattr(receipt, "CLOCK_TICK_NS", 10_000_000)
     disk = make_set(tmp_path)
     weights = find_weights(kimi(), disk.place.root, ())
     assert checked(weights) == "failed"

@@ -11,13 +11,7 @@ import pytest
 
 from pipeline.artifacts.store.store import open_store
 from pipeline.core.errors import NotReproducible
-from pipeline.evidence.statements.rebuilt import (
-    Rebuilt,
-    compare_builds,
-    first_difference,
-    rebuild_and_compare,
-    section_at,
-)
+from pipeline.evidence.statements.rebuilt import Rebuilt, compare_builds, first_difference
 from pipeline.images.assemble.image import assemble_images
 from pipeline.images.source.compiled import compile_tree
 from tests.compiled import (
@@ -53,7 +47,9 @@ def again(world: CompiledWorld, way: CopyingWay) -> Rebuilt:
     for tree in world.built.plan.trees:
         compile_tree(compiler_in(world.checkout, empty, world.mirror, way), tree)
     fetcher = folder_fetcher(empty, world.mirror)
-    return rebuild_and_compare(world.checkout, world.built, world.store, empty, fetcher)
+    plans = [world.built.plan]
+    second = assemble_images(world.checkout, empty, plans, lambda: fetcher, judge=False)[0]
+    return Rebuilt(second, compare_builds(world.store, world.built, empty, second))
 
 
 def test_the_same_bytes_again_are_identical(tmp_path: Path) -> None:
@@ -144,16 +140,24 @@ def test_two_builds_of_one_digest_have_no_difference(tmp_path: Path) -> None:
 def test_the_first_difference_of_two_texts_is_found_wherever_it_is() -> None:
     text = bytes(range(64))
     for at in range(64):
-        assert first_difference(text, text[:at] + b"\xff" + text[at + 1 :]) == at
-        assert first_difference(text, text[:at]) == at
+        other = text[:at] + b"\xff" + text[at + 1 :]
+        assert first_difference(text, other) == f"first at byte {at}, 0x{at:02x} against 0xff"
+        assert first_difference(text, text[:at]).startswith(f"first at byte {at}, ")
     for one, other in itertools.permutations([b"", b"a", b"ab"], 2):
-        assert first_difference(one, other) == min(len(one), len(other))
+        at = min(len(one), len(other))
+        assert first_difference(one, other).startswith(f"first at byte {at}, ")
+        assert "its end" in first_difference(one, other)
 
 
 def test_what_is_no_program_has_no_section() -> None:
+    def first(data: bytes, at: int) -> str:
+        changed = bytes([data[at] ^ 0xFF])
+        text = first_difference(data, data[:at] + changed + data[at + 1 :])
+        return text.removeprefix(f"first at byte {at}").partition(", 0x")[0]
+
     program = host_object({".text": b"code"})
-    assert section_at(program, program.index(b"code")) == "section .text"
-    assert section_at(program, 3) == "the ELF header"
-    assert section_at(program, len(program) - 1) == "between the sections of its ELF"
-    assert section_at(program[:80], 70) == ""  # cut off
-    assert section_at(b"a text that is long enough to be looked at" * 4, 70) == ""
+    assert first(program, program.index(b"code")) == " (section .text)"
+    assert first(program, 3) == " (the ELF header)"
+    assert first(program, len(program) - 1) == " (between the sections of its ELF)"
+    assert first(program[:80], 70) == ""  # cut off
+    assert first(b"a text that is long enough to be looked at" * 4, 70) == ""

@@ -40,7 +40,7 @@ from pipeline.evidence.statements.image import (
 from pipeline.evidence.statements.inventory import package_parts, placed_layers
 from pipeline.evidence.statements.licence import Licence
 from pipeline.evidence.statements.provenance import image_provenance
-from pipeline.evidence.statements.results import gate_predicate, gate_statements
+from pipeline.evidence.statements.results import gate_statements
 from pipeline.evidence.statements.sbom import cyclonedx, cyclonedx_bytes, spdx, spdx_bytes
 from pipeline.images.assemble.image import Built
 from pipeline.images.gate.evidence import Evidence, EvidenceRow, ImageGates
@@ -252,6 +252,13 @@ def outcome(verdict: Any, *rows: EvidenceRow, message: str = "") -> Evidence:
     )
 
 
+def predicate_of(result: Evidence) -> dict[str, Any]:
+    gates = ImageGates(
+        image="engine", platform=AMD64, image_digest=f"sha256:{'0' * 64}", results=[result]
+    )
+    return gate_statements(gates)["smem-sm_120"].predicate
+
+
 ROWS = {
     "passed": EvidenceRow(name="a", verdict="passed"),
     "accepted": EvidenceRow(name="b", verdict="accepted", message="a known one"),
@@ -265,13 +272,13 @@ ROWS = {
     [("passed", "PASSED"), ("accepted", "WARNED"), ("failed", "FAILED"), ("unknown", "FAILED")],
 )
 def test_a_gates_verdict_is_a_test_result(verdict: str, result: str) -> None:
-    predicate = gate_predicate(outcome(verdict, ROWS["passed"], ROWS[verdict]))
+    predicate = predicate_of(outcome(verdict, ROWS["passed"], ROWS[verdict]))
     assert predicate["result"] == result
     assert (result == "PASSED") == (not predicate["failedTests"] and not predicate["warnedTests"])
 
 
 def test_unknown_is_listed_with_failures_and_says_why() -> None:
-    predicate = gate_predicate(outcome("failed", *ROWS.values()))
+    predicate = predicate_of(outcome("failed", *ROWS.values()))
     assert predicate["passedTests"] == ["a"]
     assert predicate["warnedTests"] == ["b"]
     assert predicate["failedTests"] == ["c", "d"]
@@ -280,10 +287,10 @@ def test_unknown_is_listed_with_failures_and_says_why() -> None:
 
 
 def test_a_gate_that_could_not_begin_is_unknown_and_says_why() -> None:
-    predicate = gate_predicate(outcome("unknown", message="no index answers"))
+    predicate = predicate_of(outcome("unknown", message="no index answers"))
     assert predicate["failedTests"] == ["smem"]
     assert predicate["sm120_unknown"][0]["why"] == "no index answers"
-    assert gate_predicate(outcome("unknown"))["sm120_unknown"][0]["why"] == "no test was run"
+    assert predicate_of(outcome("unknown"))["sm120_unknown"][0]["why"] == "no test was run"
 
 
 def test_each_gate_and_card_has_its_statement(world: World) -> None:

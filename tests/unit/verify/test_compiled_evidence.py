@@ -15,13 +15,13 @@ from pipeline.artifacts.attest.keys import LocalSigner, make_private_key
 from pipeline.artifacts.attest.predicates import DeclaredDifference
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.evidence.statements.evidence_set import verdict_of
-from pipeline.evidence.statements.image import image_statements, rebuild_statement
+from pipeline.evidence.statements.image import image_statements
 from pipeline.evidence.statements.provenance import Provenance, read_provenance
-from pipeline.evidence.verify.trees import judge_trees, may_differ, recorded_key
+from pipeline.evidence.verify.trees import judge_trees, may_differ
 from pipeline.evidence.verify.verdict import Verdict, show
 from pipeline.images.spec.checkout import Checkout
 from tests.compiled import add_source, build_compiled, lock_source, source_spec, write_archive
-from tests.unit.verify.world import WHEN, World
+from tests.unit.verify.world import WHEN, World, rebuild_statement
 
 Body = dict[str, Any]
 Lie = Callable[[Body], None]
@@ -54,7 +54,9 @@ def test_a_compiled_image_is_walked_to_source_patches_and_toolchain(world: World
 
 
 def test_the_inputs_of_the_image_follow_from_its_provenance_alone(world: World) -> None:
-    assert recorded_key(provenance_of(world)) == world.built.plan.key
+    bound = judge_trees(provenance_of(world), world.artifact, None)[0]
+    assert world.artifact.annotations["sm120.inputs"] == world.built.plan.key
+    assert (bound.title, bound.verdict) == ("inputs in the manifest", Verdict.VALID)
 
 
 ARM64 = "linux/arm64"

@@ -20,7 +20,7 @@ from pipeline.artifacts.registry.referrers import fallback_tag
 from pipeline.artifacts.store.store import open_store
 from pipeline.evidence.publish.evidence import EvidenceBundle, Naming, plan_naming
 from pipeline.evidence.publish.publish import make_shipment
-from pipeline.evidence.statements.image import image_statements, rebuild_statement
+from pipeline.evidence.statements.image import image_statements
 from pipeline.evidence.verify.artifact import open_layout
 from pipeline.evidence.verify.chain import Judge, judge_attached
 from pipeline.evidence.verify.evidence import attached_in
@@ -30,7 +30,7 @@ from tests.testbed.oci_door import oci_door
 from tests.testbed.tiny_registry import TinyRegistry
 from tests.unit.registry.support import NAME
 from tests.unit.verify.test_registry_evidence import AMD64, Site
-from tests.unit.verify.world import NOW, World
+from tests.unit.verify.world import NOW, World, rebuild_statement
 
 FIRST, SECOND, THIRD = (NOW - timedelta(hours=h) for h in (3, 2, 1))
 AHEAD = NOW + timedelta(days=20)

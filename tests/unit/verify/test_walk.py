@@ -15,7 +15,7 @@ from pipeline.artifacts.attest.keys import LocalSigner, key_id
 from pipeline.artifacts.attest.names import REPORT, WEIGHTS
 from pipeline.artifacts.attest.statement import make_statement
 from pipeline.artifacts.attest.trust import OwnKeys
-from pipeline.evidence.statements.results import gate_predicate, gate_statements
+from pipeline.evidence.statements.results import gate_statements
 from pipeline.evidence.verify.artifact import open_file
 from pipeline.evidence.verify.evidence import distinct, read_item
 from pipeline.evidence.verify.verdict import Code, Node, Verdict, show
@@ -219,7 +219,10 @@ def test_new_cases_make_the_numerics_gate_stale(world: World, tmp_path: Path) ->
     checkout = world.checkout_copy(tmp_path)
     (checkout.folder("engine") / "gates" / "numerics.yaml").write_text("{}\n")
     outcome = evidence(world.store, "numerics", "passed", world.checkout)
-    predicate = gate_predicate(outcome)
+    gates = ImageGates(
+        image="engine", platform=AMD64, image_digest=world.built.digest, results=[outcome]
+    )
+    predicate = gate_statements(gates)["numerics-sm_120"].predicate
     assert judge_results(predicate, "engine", checkout).verdict is Verdict.STALE
     assert judge_results(predicate, "engine", world.checkout).verdict is Verdict.VALID
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from pipeline.artifacts.attest.envelope import Envelope, Signature, enclose
 from pipeline.artifacts.attest.keys import (
     LocalSigner,
     PrivateKey,
+    Signer,
     key_id,
     make_private_key,
     public_pem,
@@ -23,11 +25,11 @@ from pipeline.artifacts.attest.keys import (
 from pipeline.artifacts.attest.names import KINDS
 from pipeline.artifacts.attest.statement import Moment, Statement
 from pipeline.artifacts.attest.trust import Trust
-from pipeline.artifacts.store.store import Store
+from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.evidence.statements.evidence_set import NAME as SET
 from pipeline.evidence.statements.evidence_set import set_statement
-from pipeline.evidence.statements.image import image_statements, rebuild_statement
+from pipeline.evidence.statements.image import image_statements, record_rebuild
 from pipeline.evidence.verify.artifact import Artifact, open_image
 from pipeline.evidence.verify.evidence import EvidenceItem, read_item
 from pipeline.evidence.verify.verdict import Node
@@ -100,6 +102,12 @@ def evidence(
             EvidenceRow(name="case-2", verdict=verdict, message=message),
         ],
     )
+
+
+def rebuild_statement(built: Built, signer: Signer, *about: Any) -> Statement:
+    """A rebuild as somebody else states it, in a store of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        return record_rebuild(open_store(Path(folder) / "store"), built, signer, *about).statement
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from pipeline.weights.check.verify import Checked, VerifyReport, WeightsVerifyOp
 from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed_weights_lock
 from pipeline.weights.place import LockedFolder, new_place
 from pipeline.weights.transfer.router import ByteStream, NotAvailable
+from tests.testbed.locked_set import link_target
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -144,7 +145,7 @@ def write_set(place: LockedFolder, files: Mapping[str, bytes]) -> None:
         place.file(pin).write_bytes(files[pin.path])
         if place.hub_cache:
             place.name(pin).parent.mkdir(parents=True, exist_ok=True)
-            place.name(pin).symlink_to(place.link_target(pin))
+            place.name(pin).symlink_to(link_target(pin))
     place.keep_lock()
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import LockEdited, WeightsUnknown
+from pipeline.weights.disk.install import link
 from pipeline.weights.model import FilePin, WeightsLock, WeightsSpec, sealed_weights_lock
 from pipeline.weights.place import LockedFolder, find_places, new_place
 
@@ -36,8 +37,8 @@ def test_in_the_hubs_layout_the_link_leads_to_the_blob(tmp_path: Path) -> None:
     blob, name = place.file(pin), place.name(pin)
     blob.parent.mkdir(parents=True)
     blob.write_bytes(b"abc")
-    name.parent.mkdir(parents=True)
-    name.symlink_to(place.link_target(pin))
+    assert link(place, pin)
+    assert str(name.readlink()) == f"../../../blobs/{pin.want}"
     assert name.read_bytes() == b"abc"
     assert name == tmp_path / "models--org--tiny" / "snapshots" / COMMIT / "sub" / "a.json"
 

@@ -16,6 +16,7 @@ from pipeline.weights.disk import hashing
 from pipeline.weights.disk.hashing import BLOCK_BYTES, Moved, NotPlain, hash_file
 from pipeline.weights.model import write_weights_lock
 from pipeline.weights.place import LockedFolder, new_place
+from tests.testbed.locked_set import link_target
 from tests.unit.support import Command
 from tests.unit.weights.disk_set import (
     DiskSet,
@@ -149,7 +150,7 @@ def test_a_link_to_nowhere_or_to_itself_is_never_passed(plain: DiskSet, target: 
 @pytest.mark.parametrize("trick", ["broken", "another blob", "outside", "a file", "gone", "folder"])
 def test_a_name_that_does_not_lead_to_its_blob_is_found(hub: DiskSet, trick: str) -> None:
     name = hub.place.name(hub.pin(SHARD))
-    other = hub.place.link_target(hub.pin("model-2.safetensors"))
+    other = link_target(hub.pin("model-2.safetensors"))
     name.unlink()
     if trick == "folder":
         name.mkdir()

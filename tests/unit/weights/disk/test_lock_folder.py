@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (made / "sub" / "config.json").write_text("{}")
     (made / ".cache" / "huggingface").mkdir(parents=True)
     (made / ".cache" / "huggingface" / "x.lock").write_text("")
-    monkeypatch.setattr(receipt, "_CLOCK_TICK_NS", 10_000_000)
+    monkeypatch.setattr(receipt, "CLOCK_TICK_NS", 10_000_000)
     settle()
     return made
 

@@ -170,26 +170,6 @@ def test_a_receipt_of_another_lock_vouches_only_for_what_both_name(proved: DiskS
     assert report.by_receipt == len(others) - 1
 
 
-def test_a_new_file_is_vouched_for_at_once_and_any_later_write_shows(proved: DiskSet) -> None:
-    pin, path = proved.pin(SHARD), proved.path(SHARD)
-    fresh = path.with_name("fresh")
-    fresh.write_bytes(path.read_bytes())
-    receipt.set_back_mtime(fresh)
-    fresh.replace(path)
-    receipt.keep_receipt(proved.place, [receipt.installed_entry(proved.place, pin, ["0" * 16])], ())
-    assert read_again(proved) == 0
-    flip(path, 100)  # within the same tick of a slow clock, it may be
-    assert proved.kinds() == {SHARD: "changed"}
-
-
-def test_a_new_file_whose_mtime_is_fresh_is_not_vouched_for(proved: DiskSet) -> None:
-    pin, path = proved.pin(SHARD), proved.path(SHARD)
-    path.write_bytes(path.read_bytes())
-    assert receipt.installed_entry(proved.place, pin, ["0" * 16]).identity is None
-    path.unlink()
-    assert receipt.installed_entry(proved.place, pin, ["0" * 16]).identity is None
-
-
 def test_a_receipt_of_another_machine_is_ignored(
     proved: DiskSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

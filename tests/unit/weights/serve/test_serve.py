@@ -25,7 +25,6 @@ from pipeline.weights.place import LockedFolder, find_places
 from pipeline.weights.serve import http as wire
 from pipeline.weights.serve import prover as proving
 from pipeline.weights.serve.api import HubApi, ServedSets
-from pipeline.weights.serve.http import RequestError, wanted_range
 from pipeline.weights.serve.prover import Prover
 from pipeline.weights.serve.server import ClientConnection, ConnectionLimits, HubServer
 from tests.testbed.locked_set import COMMIT, SMALL, make_set, pin_of, random_bytes
@@ -173,9 +172,13 @@ def test_several_ranges_or_another_unit_get_the_whole_file(hub: Running) -> None
     assert hub.file("model.safetensors", Range="lines=0-1").body == BIG
 
 
-def test_a_range_of_an_empty_file_does_not_exist() -> None:
-    with pytest.raises(RequestError, match="does not have this range"):
-        wanted_range("bytes=0-", 0)
+@pytest.mark.parametrize("asked", ["bytes=0-", "bytes=0-0", "bytes=-1"])
+def test_a_range_of_an_empty_file_does_not_exist(tmp_path: Path, asked: str) -> None:
+    make_set(tmp_path / "set", {"empty.txt": b""}, {})
+    with running(tmp_path / "set") as hub:
+        got = hub.file("empty.txt", Range=asked)
+    assert (got.status, got.headers["Content-Range"]) == (416, "bytes */0")
+    assert got.headers["X-Error-Message"] == "the file does not have this range"
 
 
 def test_a_resume_of_another_version_gets_the_whole_file(hub: Running) -> None:
@@ -399,8 +402,8 @@ def test_a_receipt_proves_only_the_very_file(place: LockedFolder) -> None:
     seen = identity_of(os.fstat(handle))
     os.close(handle)
     for known, state in ((seen, "proved"), (seen._replace(inode=1), "unproved")):
-        prover = Prover(served_by([place.root]).files)
-        prover.trust_receipts(lambda _, known=known: {pin.path: known})  # type: ignore[misc]
+        receipt = {pin.path: known}
+        prover = Prover(served_by([place.root]).files, lambda _, receipt=receipt: receipt)  # type: ignore[misc]
         assert {h.pin.path: h.state for h in prover.files}[pin.path] == state
 
 

@@ -25,7 +25,7 @@ def at_noon(result: WeightsVerification) -> WeightsVerification:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LockedFolder:
-    monkeypatch.setattr("pipeline.weights.disk.receipt._CLOCK_TICK_NS", -(10**9))
+    monkeypatch.setattr("pipeline.weights.disk.receipt.CLOCK_TICK_NS", -(10**9))
     return make_set(tmp_path / "set", SMALL, LARGE)
 
 

@@ -91,7 +91,7 @@ def test_the_statement_lists_every_file_with_its_sha256(plain: LockedFolder) -> 
 def test_a_second_signature_reads_no_large_file(
     plain: LockedFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.weights.disk.receipt._CLOCK_TICK_NS", -(10**9))
+    monkeypatch.setattr("pipeline.weights.disk.receipt.CLOCK_TICK_NS", -(10**9))
     assert signing.sign_folder(plain, KEY, signing.default_signature(plain)).files_read == 7
     assert signing.sign_folder(plain, KEY, signing.default_signature(plain)).files_read == 0
     assert (

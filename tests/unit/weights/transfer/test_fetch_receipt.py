@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,14 @@ from pipeline.core.errors import HubRefused, StoreUnwritable
 from pipeline.weights.check.verify import WeightsVerifyOptions, verify_files
 from pipeline.weights.disk import receipt
 from pipeline.weights.disk.hashing import FileReading, hash_file, identity_of
+from pipeline.weights.disk.install import install_file
 from pipeline.weights.disk.receipt import ReceiptEntry, keep_receipt, read_receipt
+from pipeline.weights.model import FilePin
 from pipeline.weights.place import LockedFolder
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS
 from tests.unit.weights.conftest import BIG, Bed, big_bytes
-from tests.unit.weights.disk_set import settle
+from tests.unit.weights.disk_set import flip, settle
 
 FILE_BYTES = len(big_bytes())
 MIDDLE = FILE_BYTES // 2
@@ -71,6 +73,39 @@ def test_a_run_that_ends_early_leaves_proof_of_what_it_finished(
     hashed = note_reads(monkeypatch)
     assert bed.fetch() == ["late.safetensors"]
     assert hashed == []
+
+
+def test_a_new_file_is_vouched_for_at_once_and_any_later_write_shows(bed: Bed) -> None:
+    place = bed.place()
+    bed.fetch(place)
+    assert verify_files(place, WeightsVerifyOptions()).report.files_read == 0
+    flip(place.file(bed.pin()), 100)  # within the same tick of a slow clock, it may be
+    damage = verify_files(place, WeightsVerifyOptions()).report.damage
+    assert [(f.path, f.kind) for f in damage] == [(BIG, "changed")]
+
+
+def test_a_new_file_whose_mtime_is_fresh_is_not_vouched_for(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "utime", fails)
+    bed.fetch()
+    entries = read_receipt(bed.place())
+    assert [entries[path].identity for path in bed.files] == [None] * len(bed.files)
+
+
+def test_a_new_file_that_is_gone_at_once_is_not_vouched_for(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(place: LockedFolder, partial: Path, pins: Sequence[FilePin]) -> None:
+        install_file(place, partial, pins)
+        place.file(pins[0]).unlink()
+
+    monkeypatch.setattr("pipeline.weights.transfer.fetch.install_file", lose)
+    bed.fetch()
+    assert read_receipt(bed.place())[BIG].identity is None
 
 
 def test_the_receipt_is_written_after_each_file(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,9 +252,7 @@ class Store:
 def both(bed: Bed, client: NetClient, store: Any, stall_s: float = 0.2) -> tuple[Route, Route]:
     there = HubRepository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
     http = HttpRoute(client, there, "plain HTTP", stall_s)
-    return http, XetRoute(
-        client, there, stall_s, lambda repository: (store, lambda *name_and_size: name_and_size)
-    )
+    return http, XetRoute(client, there, stall_s, (store, lambda *name_and_size: name_and_size))
 
 
 def pull(bed: Bed, client: NetClient, routes: tuple[Route, ...]) -> None:
