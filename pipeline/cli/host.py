@@ -40,14 +40,13 @@ root_option = click.option(
 redact_option = flag_option("--redact", help="Leave out serial numbers, UUIDs and names.")
 
 
-def _probes(python: str, image: str | None, device: str, step_limit_s: float) -> Probes:
-    return app.host.Probes(python, image, device, step_limit_s)
-
-
 _DEVICE = click.Choice(["cuda", "cpu"])
 _probe_options = options.packed(
     "probes",
-    _probes,
+    # late: most commands of this module test no GPU
+    lambda python, image, device, step_limit_s: app.host.Probes(
+        python, image, device, step_limit_s
+    ),
     click.option(
         "--python",
         default=sys.executable,
