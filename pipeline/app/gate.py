@@ -146,7 +146,13 @@ def run_gates(
         if judges_kernels:
             runs += _judge_kernels(context, request, signing)
         if request.wants_objects(spec.gates) and not kernels_only:
-            built = _built(context, request)
+            try:
+                built = find_image(checkout, context.store, name, request.platform)
+            except errors.UnknownImage as missing:
+                # kernels can be judged before the image is built, machine code cannot
+                if request.only:
+                    raise
+                log.say(f"{missing}: its machine code was not judged")
             if built:
                 promised = built.plan.spec.promised_archs
                 judged = run_arch(context, built, [request.arch] if request.arch else promised)
@@ -208,17 +214,6 @@ def _judge_kernels(context: GateContext, request: GateRequest, signing: Signing)
         keep_evidence(store, name, opened.plan.platform, digest, evidence)
         state_gates(context.checkout, store, opened.plan, signing)
     return runs
-
-
-def _built(context: GateContext, request: GateRequest) -> Built | None:
-    try:
-        return find_image(context.checkout, context.store, request.image, request.platform)
-    except errors.UnknownImage as error:
-        # kernels can be judged before the image is built, machine code cannot
-        if request.only:
-            raise
-        log.say(f"{error}: its machine code was not judged")
-        return None
 
 
 def open_image_gate(

@@ -230,8 +230,9 @@ def bench_compare_command(
         paths = app.bench.measure_two((first, second), workload_name, repeats, out)
     else:
         paths = [_RESULT.convert(each, None, None) for each in (first, second)]
+    one, two = paths
     comparison, rows, error = app.bench.compare_results(
-        *paths, gate=gate, metrics=metrics, **options
+        one, two, gate=gate, metrics=metrics, **options
     )
     if as_json:
         say_json({**comparison.model_dump(), "gate": [row.model_dump() for row in rows]})

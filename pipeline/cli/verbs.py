@@ -273,8 +273,8 @@ class VerbGroup(click.Group):
             command: click.Command | None = _NamesFirst(word, kind, self)
             if len(args) > 1 and (command := self.get_command(ctx, word)):
                 first = next(each for each in command.params if isinstance(each, click.Argument))
-                own = {first: _name_argument(kind, first.nargs)}
-                params = [own.get(each, each) for each in command.params]
+                own = _name_argument(kind, first.nargs)
+                params = [own if each is first else each for each in command.params]
                 command = click.Command(word, params=params)
             return word, command, args[1:]
         begins = self.verbs[word].begins if word in self.verbs else ""
