@@ -338,10 +338,21 @@ def compare_results(
     gate: bool = False,
     allow: float = 5.0,
     metrics: Sequence[str] = (),
-) -> tuple[BenchComparison, list[GateRow]]:
-    """What changed between two results; with `gate`, a verdict on each judged number."""
+) -> tuple[BenchComparison, list[GateRow], errors.PipelineError | None]:
+    """What changed between two results; with `gate`, a verdict on each judged number.
+
+    The error is BenchWorse or BenchUndecided where the gate did not pass.
+    """
     comparison = compare_sides(read_side(first), read_side(second), least)
-    return comparison, judge_gate(comparison, allow, metrics or GATED) if gate else []
+    rows = judge_gate(comparison, allow, metrics or GATED) if gate else []
+    # one number that is surely worse outweighs all that are undecided
+    for verdict, kind in (("worse", errors.BenchWorse), ("undecided", errors.BenchUndecided)):
+        found = [row for row in rows if row.verdict == verdict]
+        if found or (gate and verdict == "undecided" and not rows):
+            why = f"{found[0].cell} {found[0].number}: {found[0].message}" if found else "no cell"
+            error = kind(f"{comparison.second} against {comparison.first}: {why}")
+            return comparison, rows, error
+    return comparison, rows, None
 
 
 def require_metrics(names: Sequence[str]) -> None:
@@ -353,16 +364,6 @@ def require_metrics(names: Sequence[str]) -> None:
                 f"{name}: is no number that can be better or worse",
                 "Write it as output_tok_s, ttft_ms.mean or tpot_ms.p99.",
             )
-
-
-def require_no_worse(comparison: BenchComparison, rows: Sequence[GateRow]) -> None:
-    """Raise BenchWorse or BenchUndecided where the gate did not pass."""
-    where = f"{comparison.second} against {comparison.first}"
-    for verdict, error in (("worse", errors.BenchWorse), ("undecided", errors.BenchUndecided)):
-        found = [row for row in rows if row.verdict == verdict]
-        if found or (verdict == "undecided" and not rows):
-            first = f"{found[0].cell} {found[0].number}: {found[0].message}" if found else "no cell"
-            raise error(f"{where}: {first}")
 
 
 def attest_results(runs: Sequence[Path]) -> list[FileStatement]:

@@ -69,12 +69,6 @@ class GateRequest:
         """Whether the image is judged as it is built, with all of its cases."""
         return not (self.case or self.unpatched or self.series)
 
-    def wants_kernels(self, gates: list[str]) -> bool:
-        if self.only:
-            return bool({"smem", "numerics"} & {*self.only})
-        # an image that names no gate gets the error that it has no cases
-        return "smem" in gates or "arch" not in gates
-
     def wants_objects(self, gates: list[str]) -> bool:
         # chosen cases or other patches say nothing about the objects of the built image
         return "arch" in self.only if self.only else "arch" in gates and self.is_own
@@ -144,11 +138,21 @@ def run_gates(
     context = make_gate_context(workspace, mirrors, offline)
     checkout, name = context.checkout, request.image
     spec = checkout.spec(name)
+    # an image that names no gate gets the error that it has no cases
+    judges_kernels = "smem" in spec.gates or "arch" not in spec.gates
+    if request.only:
+        judges_kernels = bool({"smem", "numerics"} & {*request.only})
     with context.store.in_use():
-        if request.wants_kernels(spec.gates):
+        if judges_kernels:
             runs += _judge_kernels(context, request, signing)
         if request.wants_objects(spec.gates) and not kernels_only:
-            built = _built(context, request)
+            try:
+                built = find_image(checkout, context.store, name, request.platform)
+            except errors.UnknownImage as missing:
+                # kernels can be judged before the image is built, machine code cannot
+                if request.only:
+                    raise
+                log.say(f"{missing}: its machine code was not judged")
             if built:
                 promised = built.plan.spec.promised_archs
                 judged = run_arch(context, built, [request.arch] if request.arch else promised)
@@ -210,17 +214,6 @@ def _judge_kernels(context: GateContext, request: GateRequest, signing: Signing)
         keep_evidence(store, name, opened.plan.platform, digest, evidence)
         state_gates(context.checkout, store, opened.plan, signing)
     return runs
-
-
-def _built(context: GateContext, request: GateRequest) -> Built | None:
-    try:
-        return find_image(context.checkout, context.store, request.image, request.platform)
-    except errors.UnknownImage as error:
-        # kernels can be judged before the image is built, machine code cannot
-        if request.only:
-            raise
-        log.say(f"{error}: its machine code was not judged")
-        return None
 
 
 def open_image_gate(

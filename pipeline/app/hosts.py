@@ -193,23 +193,16 @@ def _play(
         played = stream_playbook(workspace.checkout(), playbook, [*arguments, *passwords])
     if mode.dry_run:
         log.say("Dry run: nothing was changed, so nothing is recorded or verified.")
-    # also after a failure: hosts that were changed before it are recorded, too
-    hosts = [] if mode.dry_run else record_changes(records, signing)
+    # also after a failure: hosts that were changed before it are recorded and stated, too
+    hosts = []
+    for each in () if mode.dry_run else keep_records(records):
+        stated = state_host(host_record_path(records, each.host), signing)
+        hosts.append(HostRunResult(each.host, each.changes, stated))
     error = None
     if played.code != 0:
         alone = "The hosts were not verified; `sm120 host verify` does that alone."
         error = errors.ProvisionFailed(played.summary, "" if mode.dry_run else alone)
     return PlaybookResult(hosts, error)
-
-
-def record_changes(folder: Path, signing: Signing) -> list[HostRunResult]:
-    """Keep and state what a run recorded of each host."""
-    return [
-        HostRunResult(
-            each.host, each.changes, state_host(host_record_path(folder, each.host), signing)
-        )
-        for each in keep_records(folder)
-    ]
 
 
 def verify_hosts(workspace: Workspace, fleet: Fleet, asked: HostVerifyOptions) -> FleetResult:

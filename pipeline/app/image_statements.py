@@ -85,31 +85,29 @@ def _state_and_say(checkout: Checkout, store: Store, built: Built, signing: Sign
 def sign_store(checkout: Checkout, store: Store, signer: Signer) -> Iterator[str]:
     """Sign the statements of this checkout's images in the store; yields a line about each."""
     # only what the checkout describes: an image that it no longer knows cannot be checked
-    for name in checkout.images():
-        for platform in checkout.spec(name).platforms:
-            if store.image_record(name, platform) is not None:
-                yield f"{name} for {platform}: {_signed(checkout, store, name, platform, signer)}"
-
-
-def _signed(checkout: Checkout, store: Store, name: str, platform: str, signer: Signer) -> str:
-    try:
-        built = find_built(store, plan_image(checkout, name, platform))
-        if built is None:
-            return f"not signed: the checkout has changed since (`sm120 build {name}`)"
-        with store.in_use():
-            # an image that was built before there were statements
-            if not statements_folder(store, built).is_dir():
-                stated = state_image(checkout, store, built, [signer])
-                return f"{log.count(len(stated.statements), 'statement')} made and signed"
-            wrong = sign_stated(checkout, store, built, signer)
-    except PipelineError as error:
-        # one image that cannot be signed does not keep the others from it
-        return f"not signed: {error}"
-    if not wrong:
-        return "its statements are signed"
-    first, why = next(iter(wrong.items()))
-    # made by us and wrong: stating it again is safe; a person looks at what others made
-    fix = f"`sm120 evidence make {name}` replaces it"
-    if why is SigningProblem.UNSIGNED_FOREIGN:
-        fix = f"look at it in {statements_folder(store, built)}, and remove it"
-    return f"not signed: {plain(first)} {why.value} ({fix})".replace("\n", " ")
+    for name, platform in [(n, p) for n in checkout.images() for p in checkout.spec(n).platforms]:
+        if store.image_record(name, platform) is None:
+            continue
+        state, wrong = "its statements are signed", dict[str, SigningProblem]()
+        try:
+            built = find_built(store, plan_image(checkout, name, platform))
+            with store.in_use():
+                if built is None:
+                    state = f"not signed: the checkout has changed since (`sm120 build {name}`)"
+                # an image that was built before there were statements
+                elif not statements_folder(store, built).is_dir():
+                    stated = state_image(checkout, store, built, [signer])
+                    state = f"{log.count(len(stated.statements), 'statement')} made and signed"
+                else:
+                    wrong = sign_stated(checkout, store, built, signer)
+        except PipelineError as error:
+            # one image that cannot be signed does not keep the others from it
+            state = f"not signed: {error}"
+        if wrong and built:
+            first, why = next(iter(wrong.items()))
+            # made by us and wrong: stating it again is safe; a person looks at what others made
+            fix = f"`sm120 evidence make {name}` replaces it"
+            if why is SigningProblem.UNSIGNED_FOREIGN:
+                fix = f"look at it in {statements_folder(store, built)}, and remove it"
+            state = f"not signed: {plain(first)} {why.value} ({fix})".replace("\n", " ")
+        yield f"{name} for {platform}: {state}"

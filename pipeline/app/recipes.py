@@ -114,22 +114,6 @@ def _whole_path(folder: Path) -> str:
     return str(folder.resolve() if ".." in folder.parts else folder.absolute())
 
 
-def with_locked_file(workspace: Workspace, recipe: Recipe, weights: str) -> Recipe:
-    """The recipe with the first part that the lock of its weights names, where they are not here.
-
-    A command is often rendered on another machine than the one that has the weights.
-    """
-    model = recipe.model
-    if model.file or not model.folder or Path(weights, model.folder).is_dir():
-        return recipe
-    lock = _lock(workspace, model.weights)
-    first = f"{model.folder}/*-00001-of-*.gguf"
-    found = [file.path for file in lock.files if fnmatchcase(file.path, first)] if lock else []
-    # with none or several, the launch says what is missing
-    update = {"model": model.model_copy(update={"file": found[0]})} if len(found) == 1 else {}
-    return recipe.model_copy(update=update)
-
-
 def _cached(workspace: Workspace, name: str | None) -> Path | None:
     """A locked set in the cache of the Hub's client, where `weights fetch --hub-cache` puts it."""
     # what is not locked has no known commit, and so no known folder
@@ -154,7 +138,7 @@ _ON_CARDS = ["--gpus", "all", "--ipc=host", "--ulimit", "memlock=-1"]
 
 def run_lines(recipes: Recipes, spec: ImageSpec, tag: str) -> Iterator[str]:
     """`docker run` with the image's port and a model, what to ask then, and a recipe for it."""
-    recipe = next(_recipes_for(recipes, spec.name), None)
+    recipe = next(recipes_for(recipes, spec.name), None)
     # an image without a server, or one that no recipe knows how to give a model to
     if recipe is None or not spec.ports:
         return
@@ -168,18 +152,13 @@ def run_lines(recipes: Recipes, spec: ImageSpec, tag: str) -> Iterator[str]:
     yield f"Or let a recipe do both: sm120 serve {recipe.name}"
 
 
-def recipe_for_any_machine(recipes: Recipes, image: str) -> str | None:
-    """A recipe of an image that needs neither a GPU nor weights."""
-    found = (r for r in _recipes_for(recipes, image) if r.model.tiny and not r.hardware.cards)
-    return next((recipe.name for recipe in found), None)
-
-
-def _recipes_for(recipes: Recipes, image: str) -> Iterator[Recipe]:
+def recipes_for(recipes: Recipes, image: str) -> Iterator[Recipe]:
+    """The recipes that serve an image, without those that cannot be read."""
     for name in recipes.names():
         try:
             recipe = recipes.read(name)
         except errors.PipelineError:
-            # an unfinished recipe is no reason to end a load with an error
+            # an unfinished recipe is no reason to end a build or a load with an error
             continue
         if recipe.image == image:
             yield recipe
@@ -316,8 +295,8 @@ def render_recipe(workspace: Workspace, request: RenderRequest) -> Rendered:
     if form == "shell" and recipe.image:
         _compare_engines(workspace.checkout(), recipe)
     if form == "env":
-        model = overrides.served_model_name or recipe.model.name
-        settings = client_settings(model, overrides.port or recipe.port, request.node)
+        name = overrides.served_model_name or recipe.model.name
+        settings = client_settings(name, overrides.port or recipe.port, request.node)
         return Rendered(dict(settings), lambda: render_env(settings))
     reference = parse_reference(request.registry) if request.registry else None
     contained, digest = form in CONTAINED, None
@@ -326,8 +305,16 @@ def render_recipe(workspace: Workspace, request: RenderRequest) -> Rendered:
         digest = named or image_digest(workspace, recipe, request.platform)
     # a model that is named otherwise needs no folder
     folder = "" if overrides.model_path else weights_folder(workspace, recipe, request.weights)
-    recipe = with_locked_file(workspace, recipe, folder)
-    spec = recipe.speculation
+    spec, model = recipe.speculation, recipe.model
+    # a command is often rendered on another machine than the one that has the weights: then the
+    # lock names their first part
+    if model.folder and not model.file and not Path(folder, model.folder).is_dir():
+        lock, first = _lock(workspace, model.weights), f"{model.folder}/*-00001-of-*.gguf"
+        found = [file.path for file in lock.files if fnmatchcase(file.path, first)] if lock else []
+        # with none or several, the launch says what is missing
+        if len(found) == 1:
+            model = model.model_copy(update={"file": found[0]})
+            recipe = recipe.model_copy(update={"model": model})
     # the engine may also fetch a draft model itself
     draft = request.draft or _cached(workspace, spec.weights if spec else None)
     launch = plan_launch(

@@ -76,7 +76,7 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
         store = None  # a report can be made without one
     # what `bench --host-facts` was given is often in the folder where all commands are typed
     behind, named = Behind(store, (*request.folders, Path.cwd())), request.named_runs()
-    read = [_read(path, request.log_path, judge, behind) for path in named]
+    read = [_read(path, request, judge, behind) for path in named]
     if request.host_path is not None:
         facts, digest = read_recorded_facts(request.host_path), sha256_of_file(request.host_path)
         for at, run in enumerate(read):
@@ -87,8 +87,6 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
             else:
                 other = f"{run.name}: was measured on a host of other facts, {its}"
                 log.say(f"{other}; it keeps its own")
-    else:
-        read = [_with_known_host(run, path, behind) for run, path in zip(read, named, strict=True)]
     names = request.references
     references = [named_reference(name) for name in names if name not in ("none", "all")]
     if not names or "all" in names:
@@ -116,23 +114,23 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
     return data
 
 
-def _with_known_host(run: RunData, path: Path, behind: Behind) -> RunData:
-    """A run with the facts that it names by digest, if a folder here has them."""
-    named = next((link.digest for link in run.evidence if link.name == "host facts"), None)
-    folder = run_folder(path)
-    for place in (*behind.folders, folder, folder.parent) if named else ():
-        for file in islice(sorted(place.glob("*.json")), _MOST_FILES):
-            is_small = file.is_file() and file.stat().st_size <= _MOST_LOG_BYTES
-            if is_small and sha256_of_file(file) == named:
-                return with_host(run, read_recorded_facts(file))
-    return run
-
-
-def _read(path: Path, log_path: Path | None, judge: Judge, behind: Behind) -> RunData:
+def _read(path: Path, request: ReportRequest, judge: Judge, behind: Behind) -> RunData:
+    """A run with its memory, its checked evidence and, unless the user names them, its facts."""
+    log_path = request.log_path
     if not is_run(path):
         return _with_memory(read_foreign_data(path), log_path, is_named=True)
     run = read_run_data(path)
-    run = _with_memory(run, log_path or _kept_log(run, behind.store), is_named=bool(log_path))
+    if log_path is None and behind.store and run.started:
+        attempts, recipes = attempts_of(behind.store), {series.recipe for series in run.series}
+        # of the start that was measured: the last one of its recipe before the run
+        logs = [
+            attempts.log_path(attempt.begun.id)
+            for attempt in attempts.read().attempts
+            if attempt.begun.recipe in recipes and attempt.begun.at <= run.started
+            if any(end.outcome == "serving" for end in attempt.ends)
+        ]
+        log_path = next((each for each in reversed(logs) if each.is_file()), None)
+    run = _with_memory(run, log_path, is_named=bool(request.log_path))
     folder = run_folder(path)
     within = Behind(behind.store, (*behind.folders, folder, folder.parent))
     with log.step(f"Checking {path}"):
@@ -141,21 +139,15 @@ def _read(path: Path, log_path: Path | None, judge: Judge, behind: Behind) -> Ru
     for link in links:
         if link.state in WRONG:
             log.say(f"{path}: {link.name}: {link.state}: {link.message}")
-    return run.model_copy(update={"evidence": links})
-
-
-def _kept_log(run: RunData, store: Store | None) -> Path | None:
-    """The log of the start that was measured: the last one of its recipe before the run."""
-    if store is None or run.started is None:
-        return None
-    attempts, recipes = attempts_of(store), {series.recipe for series in run.series}
-    paths = [
-        attempts.log_path(attempt.begun.id)
-        for attempt in attempts.read().attempts
-        if attempt.begun.recipe in recipes and attempt.begun.at <= run.started
-        if any(end.outcome == "serving" for end in attempt.ends)
-    ]
-    return next((path for path in reversed(paths) if path.is_file()), None)
+    run = run.model_copy(update={"evidence": links})
+    # the facts that the run names by digest, if a folder here has them
+    named = next((link.digest for link in links if link.name == "host facts"), None)
+    for place in within.folders if named and request.host_path is None else ():
+        for file in islice(sorted(place.glob("*.json")), _MOST_FILES):
+            is_small = file.is_file() and file.stat().st_size <= _MOST_LOG_BYTES
+            if is_small and sha256_of_file(file) == named:
+                return with_host(run, read_recorded_facts(file))
+    return run
 
 
 def _with_memory(run: RunData, path: Path | None, *, is_named: bool) -> RunData:

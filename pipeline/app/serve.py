@@ -36,7 +36,6 @@ from pipeline.images.gate.state import gate_state
 from pipeline.images.lock.model import current_lock
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.recipe.container import ANYWHERE, LOOPBACK, container_arguments
-from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import Launch, Overrides, plan_launch, with_whole_repositories
 from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.recipe.parser import check_flags
@@ -149,8 +148,8 @@ def serve_recipe(
     first = recipes.read(request.recipe)
     with machine_on(workspace, request.on, request.engine) as (site, containers):
         context = ServeContext(workspace.checkout(), workspace.store(), options, site)
-        after: str | None = None
-        for recipe in _chain(recipes, first):
+        recipe, tried, after = first, [first.name], None
+        while True:
             say_contrary(recipe)
             with context.store.in_use():
                 job = make_job(context, recipe, after)
@@ -165,21 +164,13 @@ def serve_recipe(
                         error.hint += f" The recipe's fallback: `sm120 serve {recipe.fallback}`."
                         raise
                     log.say(f"{error}\nTrying its fallback, {recipe.fallback}")
-                    after = begun.id
-    raise AssertionError("the last recipe of a chain has no fallback")
-
-
-def _chain(recipes: Recipes, first: Recipe) -> Iterator[Recipe]:
-    """A recipe, then its fallbacks; read one by one, as most starts need none."""
-    recipe, seen = first, [first.name]
-    yield recipe
-    while following := recipe.fallback:
-        if following in seen or len(seen) > _LONGEST_CHAIN:
-            chain = " → ".join([*seen, following])
-            raise errors.RecipeInvalid(f"{first.name}: fallback: {chain} has no end")
-        seen.append(following)
-        recipe = recipes.read(following)
-        yield recipe
+                    after, fallback = begun.id, recipe.fallback
+            if fallback in tried or len(tried) > _LONGEST_CHAIN:
+                chain = " → ".join([*tried, fallback])
+                raise errors.RecipeInvalid(f"{first.name}: fallback: {chain} has no end")
+            tried.append(fallback)
+            # one by one, as most starts need none
+            recipe = recipes.read(fallback)
 
 
 def plan_start(workspace: Workspace, request: ServeRequest) -> StartPlan:

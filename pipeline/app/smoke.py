@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -426,26 +427,25 @@ class RecipeServer:
         host = self.context.site.host
         return f"http://127.0.0.1:{self.status.port}{f' on {host}' if host else ''}"
 
+    def _door(self) -> int | Path:
+        return self.context.site.door(self.status.port or 0)
+
     def address(self) -> Address:
         """Where this machine reaches it."""
-        door = self.context.site.door(self.status.port or 0)
+        door = self._door()
         near = Address.read(f"http://127.0.0.1:{self.status.port}")
         return replace(near, socket=door) if isinstance(door, Path) else near
 
     def connect(self, session: SmokeSession) -> None:
         """Let a test do what cannot be done to a server at an address."""
-        session.restart = self._restart
+        engine, name, limit_s = self.engine, self.recipe.name, self.context.options.timeout_s
+        # looked up when it is restarted: its container and its port may be others by then
+        session.restart = lambda: _in_thread(
+            partial(restart, engine, find_served(engine, name), self._door(), limit_s)
+        )
         session.why_no_drafting = f"{self.recipe.name}: is served without a draft model"
         if self.drafts:
-            session.start_drafting = self._start_drafting
-
-    async def _restart(self) -> None:
-        facts, limit_s = find_served(self.engine, self.recipe.name), self.context.options.timeout_s
-        door = self.context.site.door(self.status.port or 0)
-        await _in_thread(lambda: restart(self.engine, facts, door, limit_s))
-
-    async def _start_drafting(self) -> None:
-        await _in_thread(lambda: self.serve_again(drafting=True))
+            session.start_drafting = lambda: _in_thread(partial(self.serve_again, drafting=True))
 
     def serve_again(self, *, drafting: bool, after: str | None = None) -> None:
         """The same with the draft model or without it, in the place of what runs."""

@@ -53,23 +53,23 @@ class AddedPatch(NamedTuple):
     written: list[Path]
 
 
-def copy_spec(workspace: Workspace, name: str, like: str) -> Path:
-    """Copy the whole spec of an image, to be changed; returns its file, below the checkout."""
-    checkout = workspace.checkout()
-    return copy_image(checkout, name, like).relative_to(checkout.root)
-
-
 def new_spec(
     workspace: Workspace,
     name: str,
     base: str,
     *,
+    copied: bool = False,
     summary: str | None = None,
     requirements: tuple[str, ...] = (),
     platforms: Sequence[str] = (),
 ) -> Path:
-    """Write the spec of an image that adds to a base; returns its file, below the checkout."""
+    """Write the spec of an image that adds to a base; returns its file, below the checkout.
+
+    With `copied`, copies the whole spec of the base, to be changed.
+    """
     checkout = workspace.checkout()
+    if copied:
+        return copy_image(checkout, name, base).relative_to(checkout.root)
     chosen: Sequence[str] = [str(named_platform(each)) for each in platforms]
     if not chosen:
         chosen = [host_platform()] if parse_foreign(base) else checkout.spec(base).platforms

@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.store import upkeep
-from pipeline.artifacts.store.store import Store
 from pipeline.artifacts.store.upkeep import StoreSection, sections
 from pipeline.core import log
 from pipeline.images.gate import upkeep as gate_upkeep
 from pipeline.images.source.objects import source_leftovers, source_sections
 
 
-class Trimmable(NamedTuple):
+class Trimmed(NamedTuple):
     """What no built image needs, and what gates and compiling have not used for a month."""
 
     files: int
     file_bytes: int
     leftovers: int
     leftover_bytes: int
+    freed_bytes: int  # none where it was only asked what can go
 
 
 def sections_of(workspace: Workspace) -> tuple[Path, list[StoreSection]]:
@@ -43,24 +43,16 @@ def check_store(workspace: Workspace, *, repair: bool = False) -> list[Path]:
     return bad
 
 
-def trimmable(workspace: Workspace) -> Trimmable:
-    """What a trim would remove."""
-    store = workspace.store()
-    with store.alone():
-        unused, paths = _leftovers(store), upkeep.unreachable(store)
-        total = sum(p.lstat().st_size for p in paths)
-        unused_bytes = sum(map(gate_upkeep.bytes_below, unused))
-    return Trimmable(len(paths), total, len(unused), unused_bytes)
-
-
-def trim_store(workspace: Workspace) -> int:
-    """Remove what nothing needs; returns the freed bytes."""
+def trim_store(workspace: Workspace, *, dry_run: bool = False) -> Trimmed:
+    """Remove what nothing needs; with `dry_run`, only say what that is."""
     store = workspace.store()
     # a build that runs now may be about to use what looks unneeded
     with store.alone():
-        unused = _leftovers(store)
-        return upkeep.remove_unreachable(store) + gate_upkeep.remove(unused)
-
-
-def _leftovers(store: Store) -> list[Path]:
-    return [*gate_upkeep.gate_leftovers(store), *source_leftovers(store)]
+        unused = [*gate_upkeep.gate_leftovers(store), *source_leftovers(store)]
+        paths = upkeep.unreachable(store)
+        total = sum(p.lstat().st_size for p in paths)
+        unused_bytes = sum(map(gate_upkeep.bytes_below, unused))
+        freed = 0
+        if not dry_run:
+            freed = upkeep.remove_unreachable(store) + gate_upkeep.remove(unused)
+    return Trimmed(len(paths), total, len(unused), unused_bytes, freed)

@@ -120,7 +120,14 @@ def verify_artifact(workspace: Workspace, request: VerifyRequest) -> Verificatio
     if isinstance(error, errors.EvidenceIncomplete):
         error.hint = _what_is_missing(artifact, chain.node, judge) or error.hint
     elif isinstance(error, errors.EvidenceUnsigned):
-        error.hint = _how_to_sign(chain.node) or error.hint
+        # a new key signs only what is in the store; the rest is stated again
+        nodes = chain.node.every()
+        unsigned = {each.subject for each in nodes if each.verdict is Verdict.UNSIGNED}
+        if again := [verb for kind, verb in _STATED_BY.items() if kind in unsigned]:
+            error.hint = (
+                "A key signs what is stated after it was made: `sm120 evidence new-key NAME`, then"
+                f" the same {' and '.join(again)} again."
+            )
     elif error and chain.node.culprit().code is Code.STRANGER:
         error.hint = f"Do not use it before you know whose key that is. If you do: {_TRUST}"
     refused = [each.culprit() for each in asked if each.verdict is not Verdict.VALID]
@@ -151,18 +158,6 @@ def _what_is_missing(artifact: str, node: Node, judge: Judge) -> str:
             " measured."
         )
     return how_to_add_facts(node)
-
-
-def _how_to_sign(node: Node) -> str:
-    """Which commands state again what is no part of the store; a new key signs only that."""
-    unsigned = {each.subject for each in node.every() if each.verdict is Verdict.UNSIGNED}
-    again = [verb for kind, verb in _STATED_BY.items() if kind in unsigned]
-    return (
-        "A key signs what is stated after it was made: `sm120 evidence new-key NAME`, then the same"
-        f" {' and '.join(again)} again."
-        if again
-        else ""
-    )
 
 
 def _reference(artifact: str) -> ImageReference | None:

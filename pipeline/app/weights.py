@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.app.signing import Signing, trust_of
 from pipeline.app.statements import FileStatement, state_weights
@@ -304,27 +304,36 @@ def check_signature(
     return signing.compare_signature(place.snapshot if place else folder, target, signer, known)
 
 
-def state_set(
-    workspace: Workspace, folder: Path, name: str | None = None, *, full: bool = False
-) -> tuple[LockedFolder, WeightsVerification, Statement]:
-    """What a set is and how it was verified just now, as a statement."""
+class AttestedSet(NamedTuple):
+    """A statement about a set and what it says; and its file, where a key signed it."""
+
+    place: LockedFolder
+    verification: WeightsVerification
+    statement: Statement
+    signed: Path | None
+
+
+def attest_set(
+    workspace: Workspace,
+    folder: Path,
+    name: str | None = None,
+    *,
+    full: bool = False,
+    key_path: Path | None = None,
+) -> AttestedSet:
+    """State what a set is and how it was verified just now; with a key, sign and keep that."""
+    from pipeline.artifacts.attest.envelope import enclose
+    from pipeline.artifacts.attest.keys import find_signer
+
     sets = places_in(workspace, folder)
     place = _one(sets, folder, name)
     backing_of(workspace, place)
     verification = records.verification(place, sets, full=full)
-    return place, verification, records.weights_statement(place, verification)
-
-
-def keep_signed(
-    place: LockedFolder, statement: Statement, key_path: Path | None = None
-) -> Path | None:
-    """Sign a statement about a set and keep it next to the files; none without a key."""
-    from pipeline.artifacts.attest.envelope import enclose
-    from pipeline.artifacts.attest.keys import find_signer
-
+    statement = records.weights_statement(place, verification)
     # without a key, the unsigned one next to the set stays
     signer = find_signer(key_path, os.environ)
     if signer is None:
-        return None
-    write_bytes(weights_record_path(place), enclose(statement, [signer]).dump())
-    return weights_record_path(place)
+        return AttestedSet(place, verification, statement, None)
+    path = weights_record_path(place)
+    write_bytes(path, enclose(statement, [signer]).dump())
+    return AttestedSet(place, verification, statement, path)

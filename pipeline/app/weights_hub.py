@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,29 +120,22 @@ def plan_set(workspace: Workspace, request: FetchRequest) -> FetchPlan:
 def _to_fetch(
     workspace: Workspace, request: FetchRequest
 ) -> tuple[model.WeightsSpec, LockedFolder, Sequence[model.FilePin]]:
-    spec, lock = _locked(workspace, request)
-    pins = model.chosen_files(lock, request.only, request.exclude)
-    return spec, new_place(request.folder, lock, hub_cache=request.hub_cache), pins
-
-
-def _locked(
-    workspace: Workspace, request: FetchRequest
-) -> tuple[model.WeightsSpec, model.WeightsLock]:
-    """The checkout's lock; where it has none, one next to files, else as the Hub has it."""
+    """By the checkout's lock; where it has none, by one next to files, else as the Hub has it."""
     name = request.name
     known = workspace.checkout_or_none() if model.is_reference(name) else workspace.checkout()
     spec = named_spec(known, name) if known else model.weights_spec(name)
-    if known and model.lock_path(known, spec.name).exists():
-        return spec, model.current_weights_lock(known, name)
-    if lock := _beside_files(spec, request):
-        return spec, lock
-    if known and not model.is_reference(name):
-        return spec, model.current_weights_lock(known, name)
-    looked = look_up_now(spec, offline=request.offline)
-    for warning in looked.warnings:
-        log.say(f"warning: {warning}")
-    log.say(f"  {spec.repository}: commit {looked.lock.commit}")
-    return spec, looked.lock
+    has_lock = known and model.lock_path(known, spec.name).exists()
+    lock = None if has_lock else _beside_files(spec, request)
+    if lock is None and known and (has_lock or not model.is_reference(name)):
+        lock = model.current_weights_lock(known, name)
+    if lock is None:
+        looked = look_up_now(spec, offline=request.offline)
+        for warning in looked.warnings:
+            log.say(f"warning: {warning}")
+        lock = looked.lock
+        log.say(f"  {spec.repository}: commit {lock.commit}")
+    pins = model.chosen_files(lock, request.only, request.exclude)
+    return spec, new_place(request.folder, lock, hub_cache=request.hub_cache), pins
 
 
 def _beside_files(spec: model.WeightsSpec, request: FetchRequest) -> model.WeightsLock | None:
@@ -228,6 +222,7 @@ class LockedSet:
 
     looked: LockResult
     moves: list[LockChange]
+    spec_file: Path | None = None  # of a spec of the user's own, below the checkout
 
 
 def lock_sets(
@@ -245,7 +240,7 @@ def lock_sets(
     if not names:
         raise errors.SpecInvalid("no weights are named", "`sm120 weights list` shows the names.")
     specs = [named_spec(checkout, name) for name in dict.fromkeys(names)]
-    done = []
+    done, spec_file = [], None
     # all are looked up before the first is written
     looked_up = [(spec, look_up_now(spec)) for spec in ([own] if own else specs)]
     for spec, looked in looked_up:
@@ -254,9 +249,11 @@ def lock_sets(
         if not dry_run:
             # the spec first: a lock without it would be that of a model without a spec
             if own:
-                model.write_spec(model.spec_path(checkout, own.name), spec)
+                spec_file = model.spec_path(checkout, own.name)
+                model.write_spec(spec_file, spec)
+                spec_file = spec_file.relative_to(checkout.root)
             model.write_weights_lock(path, looked.lock)
-        done.append(LockedSet(looked, moves))
+        done.append(LockedSet(looked, moves, spec_file))
     return done
 
 
@@ -272,12 +269,6 @@ def own_spec(
         )
     changes = {"name": name, "include": list(include) or ["*"], "exclude": list(exclude)}
     return model.WeightsSpec.model_validate(model.weights_spec(reference).model_dump() | changes)
-
-
-def spec_file(workspace: Workspace, name: str) -> Path:
-    """The file of a set's spec, below the checkout."""
-    checkout = workspace.checkout()
-    return model.spec_path(checkout, name).relative_to(checkout.root)
 
 
 def check_weights_locks(workspace: Workspace, names: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -302,22 +293,32 @@ class ServedHub:
     endpoint: str
     sets: ServedSets
     is_open: bool  # to everybody who reaches its address
+    run: Callable[[], None]  # answers until Ctrl-C
 
 
+@contextmanager
 def serve_hub(
     workspace: Workspace,
     folders: Sequence[Path],
-    on_start: Callable[[ServedHub], None],
     *,
     host: str = "127.0.0.1",  # closed by default: the licences of many weights forbid to share them
     port: int = 8080,
     token_file: Path | None = None,
     tls_cert: Path | None = None,
     tls_key: Path | None = None,
-) -> None:
-    """Serve folders of locked weights as a read-only Hub, until Ctrl-C."""
+) -> Iterator[ServedHub]:
+    """Folders of locked weights as a read-only Hub that listens; Ctrl-C ends the block."""
+    tls: ssl.SSLContext | None = None
     # first: a wrong certificate is known before many files are looked through
-    tls = _tls(tls_cert, tls_key)
+    if tls_cert:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            tls.load_cert_chain(tls_cert, tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise errors.AddressUnusable(
+                f"{tls_cert.name}: cannot be used for TLS: {error}",
+                "Give a PEM certificate with its own key (--tls-key).",
+            ) from error
     places = [place for folder in folders for place in places_in(workspace, folder)]
     for place in places:
         log.say(f"{place.lock.name}: {backing_of(workspace, place, strict=False).sentence()}")
@@ -340,8 +341,8 @@ def serve_hub(
     try:
         prover.start()
         endpoint = f"{scheme}://{_name(server.host)}:{server.port}"
-        on_start(ServedHub(endpoint, served, not tokens and not _is_loopback(server.host)))
-        server.run()
+        is_open = not tokens and not _is_loopback(server.host)
+        yield ServedHub(endpoint, served, is_open, server.run)
     except KeyboardInterrupt:
         requests = log.count(server.requests, "request")
         log.say(f"stopped after {requests}, {log.size(server.sent_bytes)} sent")
@@ -362,20 +363,6 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _tls(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    if cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(cert, key)
-    except (OSError, ssl.SSLError) as error:
-        raise errors.AddressUnusable(
-            f"{cert.name}: cannot be used for TLS: {error}",
-            "Give a PEM certificate with its own key (--tls-key).",
-        ) from error
-    return context
 
 
 def _tokens(path: Path) -> frozenset[str]:

@@ -231,13 +231,15 @@ def bench_compare_command(
     else:
         paths = [_RESULT.convert(each, None, None) for each in (first, second)]
     one, two = paths
-    comparison, rows = app.bench.compare_results(one, two, gate=gate, metrics=metrics, **options)
+    comparison, rows, error = app.bench.compare_results(
+        one, two, gate=gate, metrics=metrics, **options
+    )
     if as_json:
         say_json({**comparison.model_dump(), "gate": [row.model_dump() for row in rows]})
     else:
         click.echo("\n".join(_text(comparison, rows, everything)))
-    if gate:
-        app.bench.require_no_worse(comparison, rows)
+    if error:
+        raise error
 
 
 def _text(comparison: BenchComparison, gate: Sequence[GateRow], everything: bool) -> Iterator[str]:

@@ -143,9 +143,26 @@ def weights_fit_command(
             raise click.UsageError(f"{flag} is for {' and '.join(engines)}; this is {engine}.")
     if engine == "ik_llama":
         assert isinstance(source.model, GgufModel)
-        _hybrid(source, source.model, options, as_json)
-    else:
-        _parallel(source, _question(options, engine), options, as_json)
+        return _hybrid(source, source.model, options, as_json)
+    tp, dcp = options["tp"] or options["gpus"], options["dcp"] or 1
+    # refused here in the terms of the options, rather than as a model that does not fit
+    if tp > options["gpus"]:
+        raise click.UsageError(f"--tp {tp}: there are only {options['gpus']} cards.")
+    if tp % dcp:
+        raise click.UsageError(f"--dcp {dcp}: it must divide the {tp} cards of a model.")
+    asked = {
+        "card_bytes": shown_bytes(options["vram"]),
+        "tp": tp,
+        "dcp": dcp,
+        "context": options["ctx"],
+        "engine": engine,
+        "kv": options["kv"],
+        "fraction": options["mem_fraction"] or options["gpu_util"],
+        "prefill_given": options["prefill"],
+        "sequences_given": options["max_seqs"],
+        "measured_bytes": options["weights_per_gpu"],
+    }
+    _parallel(source, FitQuestion.model_validate(asked), options, as_json)
 
 
 def _is_default(context: click.Context, name: str) -> bool:
@@ -173,30 +190,6 @@ _ONLY: dict[str, tuple[str, ...]] = {
 }
 
 
-def _question(options: dict[str, Any], engine: str) -> FitQuestion:
-    tp = options["tp"] or options["gpus"]
-    # refused here in the terms of the options, rather than as a model that does not fit
-    if tp > options["gpus"]:
-        raise click.UsageError(f"--tp {tp}: there are only {options['gpus']} cards.")
-    dcp = options["dcp"] or 1
-    if tp % dcp:
-        raise click.UsageError(f"--dcp {dcp}: it must divide the {tp} cards of a model.")
-    return FitQuestion.model_validate(
-        {
-            "card_bytes": shown_bytes(options["vram"]),
-            "tp": tp,
-            "dcp": dcp,
-            "context": options["ctx"],
-            "engine": engine,
-            "kv": options["kv"],
-            "fraction": options["mem_fraction"] or options["gpu_util"],
-            "prefill_given": options["prefill"],
-            "sequences_given": options["max_seqs"],
-            "measured_bytes": options["weights_per_gpu"],
-        }
-    )
-
-
 def _parallel(
     source: ModelSource, question: FitQuestion, options: dict[str, Any], as_json: bool
 ) -> None:
@@ -205,7 +198,11 @@ def _parallel(
     if as_json:
         say_json(_about(source, options) | result.model_dump() | {"fits": not result.short})
     else:
-        rows = [[row.what, _gib_text(row.n_bytes)] for row in result.rows]
+        rows = []
+        for row in result.rows:
+            size = row.n_bytes / GIB
+            # less than nothing is what the card is short of
+            rows.append([row.what, f"{size:10.2f}" if size >= 0 else f"none, {-size:.2f} short"])
         # the KV cache is what everything else leaves: the error of that sum is its uncertainty
         between = (
             f" ({result.low_tokens:,} to {result.high_tokens:,} if the rest is off by"
@@ -290,11 +287,6 @@ def _about(source: ModelSource, options: dict[str, Any]) -> dict[str, Any]:
 
 def _print(*lines: str) -> None:
     click.echo("\n".join(lines))
-
-
-def _gib_text(n_bytes: float) -> str:
-    """A column of the table; less than nothing is what the card is short of."""
-    return f"{n_bytes / GIB:10.2f}" if n_bytes >= 0 else f"none, {-n_bytes / GIB:.2f} short"
 
 
 def heading(source: ModelSource, engine: str, options: dict[str, Any]) -> str:

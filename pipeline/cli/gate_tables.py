@@ -29,7 +29,24 @@ def show_kernels(
     """The result as a table, one line a case: the kernel that needs most."""
     shown = _sorted(result.cases, only_failed, hide_passed)
     head = ["case", "kernel", "shared", "limit", "verdict", "regs", "spill", "warps", "stages"]
-    rows = [_case_row(case, result.card.shared_bytes) for case in shown]
+    limit, rows = str(result.card.shared_bytes), []
+    for case in shown:
+        # the kernel that needs most decides: if it fits, all launches of the case do
+        worst = case.worst
+        if worst is None:
+            rows.append([case.name, "–", "–", limit, case.verdict, "–", "–", "–", "–", ""])
+            continue
+        record = worst.record
+        # other numbers known at compile time (head sizes, flags) are in --json
+        sizes = [f"{k}={v}" for k, v in record.blocks.items() if "BLOCK" in k]
+        numbers = [record.registers, record.spill_bytes, record.num_warps, record.num_stages]
+        rows.append(
+            [
+                *(case.name, record.kernel, str(record.shared_bytes), limit, case.verdict),
+                *("–" if n is None else str(n) for n in numbers),
+                " ".join([*sizes, *record.uses]),
+            ]
+        )
     facts, covered = result.environment, result.coverage
     lines = [log.table([*head, "blocks"], rows), ""] if rows else []
     lines += _messages(shown)
@@ -95,23 +112,6 @@ def _kept(cases: Sequence[_Judged]) -> str:
     return f", {'all' if number == len(cases) else number} judged before"
 
 
-def _case_row(case: CaseResult, limit: int) -> list[str]:
-    # the kernel that needs most decides: if it fits, all launches of the case do
-    worst = case.worst
-    if worst is None:
-        return [case.name, "–", "–", str(limit), case.verdict, "–", "–", "–", "–", ""]
-    record = worst.record
-    # other numbers known at compile time (head sizes, flags) are in --json
-    sizes = [f"{k}={v}" for k, v in record.blocks.items() if "BLOCK" in k]
-    blocks = " ".join([*sizes, *record.uses])
-    numbers = [record.registers, record.spill_bytes, record.num_warps, record.num_stages]
-    return [
-        *(case.name, record.kernel, str(record.shared_bytes), str(limit), case.verdict),
-        *("–" if n is None else str(n) for n in numbers),
-        blocks,
-    ]
-
-
 def show_unreached(result: GateResult) -> str:
     """The kernels of the engine that no case reaches yet."""
     covered = result.coverage
@@ -134,7 +134,17 @@ def show_numbers(
     if numerics is None:
         return ""
     shown = _sorted(numerics.cases, only_failed, hide_passed)
-    lines = ["", log.table(_HEAD, [_numbers_row(case) for case in shown]), ""] if shown else [""]
+    rows = []
+    for case in shown:
+        shares = [c.max_share for c in case.computed]
+        # an output with missing numbers has no largest error, and so the case has none
+        worst = None if None in shares else max((s for s in shares if s is not None), default=None)
+        error = "–" if worst is None else f"{worst:.2e}"
+        blocks = case.launches[0].blocks if case.launches else {}
+        sizes = " ".join(f"{k}={v}" for k, v in blocks.items() if "BLOCK" in k)
+        numbers = [error, f"{case.tolerance:.2e}", f"{case.seconds:.1f}", sizes]
+        rows.append([case.name, case.reference, case.verdict, *numbers])
+    lines = ["", log.table(_HEAD, rows), ""] if rows else [""]
     lines += _messages(shown)
     versions = ", ".join(f"{name} {version}" for name, version in sorted(numerics.versions.items()))
     counts = {v: sum(c.verdict == v for c in numerics.cases) for v in ("right", "wrong", "unknown")}
@@ -147,19 +157,6 @@ def show_numbers(
         f"{_kept(numerics.cases)}",
     ]
     return "\n".join(lines)
-
-
-def _numbers_row(case: NumericsResult) -> list[str]:
-    shares = [c.max_share for c in case.computed]
-    # an output with missing numbers has no largest error, and so the case has none
-    worst = None if None in shares else max((s for s in shares if s is not None), default=None)
-    blocks = case.launches[0].blocks if case.launches else {}
-    return [
-        *(case.name, case.reference, case.verdict),
-        "–" if worst is None else f"{worst:.2e}",
-        *(f"{case.tolerance:.2e}", f"{case.seconds:.1f}"),
-        " ".join(f"{k}={v}" for k, v in blocks.items() if "BLOCK" in k),
-    ]
 
 
 # What stands before this in a path is the same for all wheels of an image.

@@ -22,7 +22,6 @@ from pipeline.hosts.fleet.verify import FleetResult
 
 if TYPE_CHECKING:
     from pipeline.app.host import Diagnosis, Probes
-    from pipeline.hosts.facts.model import HostFacts
     from pipeline.images.gate.tracebacks import KnownKernel, Overrun
 
 _LOG = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
@@ -40,14 +39,13 @@ root_option = click.option(
 redact_option = flag_option("--redact", help="Leave out serial numbers, UUIDs and names.")
 
 
-def _probes(python: str, image: str | None, device: str, step_limit_s: float) -> Probes:
-    return app.host.Probes(python, image, device, step_limit_s)
-
-
 _DEVICE = click.Choice(["cuda", "cpu"])
 _probe_options = options.packed(
     "probes",
-    _probes,
+    # late: most commands of this module test no GPU
+    lambda python, image, device, step_limit_s: app.host.Probes(
+        python, image, device, step_limit_s
+    ),
     click.option(
         "--python",
         default=sys.executable,
@@ -84,10 +82,6 @@ def host_facts_command(
     host = app.host.read_host_facts(root, redacted=redact, name=name)
     if as_json:
         return say_json(host.model_dump(mode="json"))
-    click.echo(_text(host))
-
-
-def _text(host: HostFacts) -> str:
     rows = [
         ["host", host.host],
         ["system", f"{_shown(host.software.os)}, Linux {_shown(host.kernel.release)}"],
@@ -104,9 +98,9 @@ def _text(host: HostFacts) -> str:
             f"docker {_shown(host.software.docker)}, podman {_shown(host.software.podman)}",
         ],
     ]
-    lines = [log.table(["fact", "value"], rows), ""]
+    click.echo(f"{log.table(['fact', 'value'], rows)}\n")
     if isinstance(host.gpus, Unknown):
-        return "\n".join([*lines, f"no GPUs: {host.gpus.unknown}"])
+        return click.echo(f"no GPUs: {host.gpus.unknown}")
     head = ["GPU", "name", "memory", "BAR1", "link", "limit", "VBIOS"]
     cards = []
     for gpu in host.gpus:
@@ -114,7 +108,7 @@ def _text(host: HostFacts) -> str:
         sizes = [_size(gpu.memory_bytes), _size(gpu.bar1_bytes)]
         limit = f"{_shown(gpu.power.limit_w)} W"
         cards.append([gpu.index, _shown(gpu.name), *sizes, link, limit, _shown(gpu.vbios)])
-    return "\n".join([*lines, log.table(head, cards)])
+    click.echo(log.table(head, cards))
 
 
 def _shown(value: object) -> str:

@@ -315,7 +315,17 @@ def host_verify_command(
 
 def show_result(result: FleetResult, asked: HostVerifyOptions, brief: bool = False) -> None:
     """A row for each promise, the fixes, what changed, and a line for each host."""
-    rows = [row for h in result.hosts for row in _rows(h) if not (brief and row[1] in _QUIET)]
+    rows = []
+    for host in result.hosts:
+        if host.unreached is not None:
+            rows.append([host.host, "not reached", "-", "-", host.unreached])
+            continue
+        found = [(r.verdict, r.role, r.promise, r.why) for r in host.rows]
+        found += [(r.verdict, "facts", f"{r.rule}, {r.subject}", r.why) for r in host.rules]
+        found += [
+            (r.verdict, "functions", f"{r.check}, {r.subject}", r.why) for r in host.functions
+        ]
+        rows += [[host.host, *row] for row in found if not (brief and row[0] in _QUIET)]
     if rows:
         click.echo(log.table(["host", "verdict", "role", "promise", "reason"], rows))
     for host in result.hosts:
@@ -340,17 +350,6 @@ def show_result(result: FleetResult, asked: HostVerifyOptions, brief: bool = Fal
         click.echo(
             "The GPUs were not tested: --functions IMAGE does that, and --facts judges their setup."
         )
-
-
-def _rows(host: HostResult) -> list[list[str]]:
-    if host.unreached is not None:
-        return [[host.host, "not reached", "-", "-", host.unreached]]
-    rows = [[host.host, r.verdict, r.role, r.promise, r.why] for r in host.rows]
-    rows += [[host.host, r.verdict, "facts", f"{r.rule}, {r.subject}", r.why] for r in host.rules]
-    return rows + [
-        [host.host, r.verdict, "functions", f"{r.check}, {r.subject}", r.why]
-        for r in host.functions
-    ]
 
 
 def show_fixes(host: HostResult) -> None:

@@ -154,8 +154,20 @@ def build_command(workspace: Workspace, /, dry_run: bool, as_json: bool, **optio
         table.append([b.name, b.platform, b.digest, *sizes, len(b.layers), time])
     head = ["image", "platform", "digest", "size", "unpacked", "layers", "time"]
     click.echo(log.table(head, table))
+    gates = []
+    for image, staged in done.stages.items():
+        for gate in staged.gates.results:
+            verdicts: list[str] = [row.verdict for row in gate.rows]
+            kinds = ("passed", "accepted", "failed", "unknown")
+            counts = ", ".join(f"{n} {kind}" for kind in kinds if (n := verdicts.count(kind)))
+            # a result for another card may be kept from an earlier run: it took no time now
+            seconds = log.seconds(staged.seconds.get(f"{gate.gate} {gate.arch}", 0.0))
+            # a gate that could not begin has no rows, only the reason
+            cases = counts or gate.message[:60]
+            gates.append([image.name, gate.gate, gate.arch, gate.verdict, cases, seconds])
     if done.stages:
-        click.echo(f"\n{_stage_table(done)}")
+        head = ["image", "gate", "card", "verdict", "cases", "time"]
+        click.echo(f"\n{log.table(head, gates)}")
     rows = [
         [each.image, each.signed, ", ".join(each.stated.statements), str(each.folder)]
         for each in done.statements.values()
@@ -201,8 +213,10 @@ def _next_lines(checkout: Checkout, built: Built) -> list[str]:
     if any("tiny" in text and name in text for text in texts):
         from pipeline.serving.recipe.find import Recipes
 
-        if recipe := app.recipes.recipe_for_any_machine(Recipes([folder]), name):
-            lines[f"{me} serve {recipe}"] = "starts it with a tiny model, in Docker or Podman"
+        found = app.recipes.recipes_for(Recipes([folder]), name)
+        # one that needs neither a GPU nor weights
+        if recipe := next((r for r in found if r.model.tiny and not r.hardware.cards), None):
+            lines[f"{me} serve {recipe.name}"] = "starts it with a tiny model, in Docker or Podman"
     width = max(map(len, lines))
     heads = ["Next:", *[""] * len(lines)]
     return [
@@ -227,21 +241,6 @@ def _built_json(done: BuildResult, built: Built) -> dict[str, Any]:
         gates = staged.gates
         row |= {"gates": gates.model_dump(mode="json"), "verdict": gates.verdict}
     return row
-
-
-def _stage_table(done: BuildResult) -> str:
-    rows = []
-    for image, staged in done.stages.items():
-        for gate in staged.gates.results:
-            verdicts: list[str] = [row.verdict for row in gate.rows]
-            kinds = ("passed", "accepted", "failed", "unknown")
-            counts = ", ".join(f"{n} {kind}" for kind in kinds if (n := verdicts.count(kind)))
-            # a result for another card may be kept from an earlier run: it took no time now
-            seconds = log.seconds(staged.seconds.get(f"{gate.gate} {gate.arch}", 0.0))
-            # a gate that could not begin has no rows, only the reason
-            cases = counts or gate.message[:60]
-            rows.append([image.name, gate.gate, gate.arch, gate.verdict, cases, seconds])
-    return log.table(["image", "gate", "card", "verdict", "cases", "time"], rows)
 
 
 @query

@@ -69,10 +69,7 @@ def image_new_command(
         flags = {"requirements": "--require", "platforms": "--platform", "summary": "--summary"}
         option = next(flag for name, flag in flags.items() if options[name])
         raise click.UsageError(f"{option} goes with --base; a copy (--like) is changed in its file")
-    if like:
-        path = app.specs.copy_spec(workspace, name, like)
-    else:
-        path = app.specs.new_spec(workspace, name, str(base), **options)
+    path = app.specs.new_spec(workspace, name, base or str(like), copied=bool(like), **options)
     click.echo(f"{path} is written; change in it what you like")
     click.echo(f"Next: {own_command()} image lock {name}")
     click.echo(f"      {own_command()} build {name} --accept")

@@ -103,10 +103,20 @@ def main() -> None:
     """Run a command line, and exit with the code of its error."""
     # read from argv: an error may come before click has parsed the options
     stops, debug = _Stops(), "--debug" in sys.argv
-    open_closed_streams()
+    # a closed stream (`sm120 ... >&-`) points at nothing: otherwise the next file that is opened
+    # gets its number, and the store gets what we print
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            # the lowest number that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
     sys.stdout = cast(TextIO, log.Screen(sys.stdout))
     try:
-        require_working_folder()
+        try:
+            Path.cwd()  # paths without a root have no meaning in a folder that was deleted
+        except FileNotFoundError as error:
+            message = "the working folder of this shell was deleted"
+            raise StoreUnwritable(message, "Change into another folder: `cd`.") from error
         require_own_code(Path(sys.argv[0]), Path(sys.prefix))
         _run()
         sys.stdout.flush()
@@ -117,27 +127,6 @@ def main() -> None:
         ours = as_ours(error)
         was_stopped = stops.asked and not isinstance(ours, Interrupted)
         _end(Interrupted("stopped") if was_stopped else ours, debug)
-
-
-def open_closed_streams() -> None:
-    """Point closed standard streams at nothing (`sm120 ... >&-`).
-
-    Otherwise the next file that is opened gets their number, and the store gets what we print.
-    """
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is None:
-            # the lowest number that is free, which is this one
-            os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
-
-
-def require_working_folder() -> None:
-    """Paths without a root have no meaning in a folder that was deleted."""
-    try:
-        Path.cwd()
-    except FileNotFoundError as error:
-        message = "the working folder of this shell was deleted"
-        raise StoreUnwritable(message, "Change into another folder: `cd`.") from error
 
 
 def require_own_code(program: Path, prefix: Path) -> None:

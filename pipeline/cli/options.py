@@ -216,17 +216,9 @@ def packed(
     return add
 
 
-def _access(ca: Path | None, insecure_http: bool) -> Access:
-    return Access(ca_file=ca, insecure_http=insecure_http)
-
-
 def _layers(place: str | None, trust_path: Path | None) -> LayerSettings | None:
     # an unset variable of a CI job is empty
     return app.sources.LayerSettings(parse_repository(place), trust_path) if place else None
-
-
-def _bases(registries: tuple[str, ...], access: Access) -> BaseSettings:
-    return BaseSettings(registries=registries, access=access)
 
 
 _ca = click.option(
@@ -236,7 +228,10 @@ _ca = click.option(
 )
 # how a registry is reached
 access_options = packed(
-    "access", _access, _ca, flag_option("--insecure-http", help="Use plain HTTP for the registry.")
+    "access",
+    lambda ca, insecure_http: Access(ca_file=ca, insecure_http=insecure_http),
+    _ca,
+    flag_option("--insecure-http", help="Use plain HTTP for the registry."),
 )
 registry_options = all_of([jobs_option("Parallel transfers.", most=32, default=4), access_options])
 _layers_from = click.option(
@@ -257,7 +252,12 @@ _registries = click.option(
     help="Registry of foreign base images. Repeatable, in order [SM120_BASE_REGISTRIES].",
 )
 # where foreign base images are fetched from
-base_options = packed("bases", _bases, _registries, access_options)
+base_options = packed(
+    "bases",
+    lambda registries, access: BaseSettings(registries=registries, access=access),
+    _registries,
+    access_options,
+)
 
 
 def _recipes(name: str) -> Callable[[Any], Any]:

@@ -10,18 +10,11 @@ import click
 from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, Read, flag_option, query
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, flag_option, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.serving.report.build import all_references
 from pipeline.serving.report.page import data_digest
-
-
-def _target(text: str) -> Path:
-    """A file whose ending says its format."""
-    if Path(text).suffix not in app.report.FORMATS:
-        raise ValueError(f"{text}: must end with .html, .pdf, .md or .csv")
-    return Path(text)
 
 
 @query
@@ -30,7 +23,7 @@ def _target(text: str) -> Path:
     "--to",
     "targets",
     multiple=True,
-    type=Read("file", _target),
+    type=ANY_PATH,
     default=["report.html"],
     help="File to write; its ending says what: .html, .pdf, .md, .csv. Repeatable.",
 )
@@ -85,6 +78,10 @@ def report_command(
         tables = [(r.name, len(r.series), r.title) for r in all_references()]
         return click.echo(log.table(("name", "tables", "title"), tables))
     request = app.report.ReportRequest(folders=(*folders, *own_recipes), **options)
+    for target in request.targets:
+        if target.suffix not in app.report.FORMATS:
+            message = f"{target}: must end with .html, .pdf, .md or .csv"
+            raise click.BadParameter(message, param_hint="'--to'")
     if not request.runs and not request.references:
         raise click.UsageError("Name a RUN, or published tables with --reference.")
     if request.log_path and len(request.named_runs()) > 1:

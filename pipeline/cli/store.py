@@ -49,9 +49,9 @@ def store_trim_command(workspace: Workspace, yes: bool) -> None:
     engines and results of gates, unpacked toolchains, compiled objects. Without --yes nothing is
     removed.
     """
+    found = app.store.trim_store(workspace, dry_run=not yes)
     if yes:
-        return click.echo(f"{log.size(app.store.trim_store(workspace))} freed")
-    found = app.store.trimmable(workspace)
+        return click.echo(f"{log.size(found.freed_bytes)} freed")
     click.echo(
         f"{log.count(found.files, 'file')} ({log.size(found.file_bytes)}) and"
         f" {log.count(found.leftovers, 'leftover')} of gates and compiling"

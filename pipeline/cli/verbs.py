@@ -6,7 +6,7 @@ answer without loading the modules: those import what their verbs need, which ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -267,15 +267,38 @@ class VerbGroup(click.Group):
         """The command; for a word that is none, an error that names those that may be meant."""
         word = args[0]
         is_option = word.startswith("-")
-        if ctx.resilient_parsing and word in self.verbs and self.verbs[word].names:
-            return word, _naming(ctx, self, args), args[1:]
+        kind = self.verbs[word].names if word in self.verbs else None
+        if ctx.resilient_parsing and kind:
+            # a shell completes the verb: load it only where more than its name is typed already
+            command: click.Command | None = _NamesFirst(word, kind, self)
+            if len(args) > 1 and (command := self.get_command(ctx, word)):
+                first = next(each for each in command.params if isinstance(each, click.Argument))
+                own = _name_argument(kind, first.nargs)
+                params = [own if each is first else each for each in command.params]
+                command = click.Command(word, params=params)
+            return word, command, args[1:]
         begins = self.verbs[word].begins if word in self.verbs else ""
         # who asks for the help waits for nothing else
         if begins and not ctx.resilient_parsing and not {"-h", "--help"} & {*args}:
             log.say(begins)
         if not is_option and not ctx.resilient_parsing and self.get_command(ctx, word) is None:
-            meant = " or ".join(f"`{each}`" for each in _meant(ctx, self, word))
-            # click's own suggestion knows only verbs that are loaded, and no other group
+            # click's own suggestion knows only verbs that are loaded, and no other group; and
+            # `help` and `version` are commands elsewhere and options here
+            options = [name for parameter in self.get_params(ctx) for name in parameter.opts]
+            here = {name: f"{ctx.command_path} {name}" for name in (*self.verbs, *options)}
+            root = ctx.find_root()
+            assert isinstance(root.command, VerbGroup)
+            # a verb that stands in two groups is one command
+            paths = reversed([*_paths(root.command, root.command_path)])
+            others = {verb: path for path, verb in paths}
+            names = {path.rpartition(" ")[2] for path in others.values()}
+            # a verb of exactly this name is meant, wherever it stands
+            alike = 1.0 if word.lower() in names else _NEAR
+            near = [here[n] for n in get_close_matches(word.lower(), here, n=1, cutoff=alike)]
+            if not near:
+                [nearest] = get_close_matches(word.lower(), sorted(names), n=1) or [""]
+                near = sorted(path for path in others.values() if path.endswith(f" {nearest}"))
+            meant = " or ".join(f"`{each}`" for each in near)
             ctx.fail(f"No such command {word!r}." + (f" Did you mean {meant}?" if meant else ""))
         return super().resolve_command(ctx, args)
 
@@ -303,31 +326,14 @@ class VerbGroup(click.Group):
 class _NamesFirst(click.Command):
     """A verb whose first argument is completed before its module is loaded."""
 
-    def __init__(self, name: str, kind: Kind, load: Callable[[], click.Command]) -> None:
+    def __init__(self, name: str, kind: Kind, group: VerbGroup) -> None:
         super().__init__(name, params=[_name_argument(kind)])
-        self._load = load
+        self._group = group
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Of its options, which its module has."""
-        return self._load().shell_complete(ctx, incomplete)
-
-
-def _naming(ctx: click.Context, group: VerbGroup, args: Sequence[str]) -> click.Command:
-    """A verb as a shell completes it; it is loaded where more than its name is typed already."""
-    verb, kind = args[0], group.verbs[args[0]].names
-    assert kind is not None
-
-    def load() -> click.Command:
-        command = group.get_command(ctx, verb)
-        assert command is not None
-        return command
-
-    if len(args) == 1:
-        return _NamesFirst(verb, kind, load)
-    params = load().params
-    first = next(each for each in params if isinstance(each, click.Argument))
-    own = _name_argument(kind, first.nargs)
-    return click.Command(verb, params=[own if each is first else each for each in params])
+        command = self._group.get_command(ctx, str(self.name))
+        return command.shell_complete(ctx, incomplete) if command else []
 
 
 def _name_argument(kind: Kind, nargs: int = 1) -> click.Argument:
@@ -337,25 +343,6 @@ def _name_argument(kind: Kind, nargs: int = 1) -> click.Argument:
         required=False,
         shell_complete=lambda ctx, param, incomplete: complete_names(kind, ctx, incomplete),
     )
-
-
-def _meant(ctx: click.Context, group: VerbGroup, word: str) -> list[str]:
-    """Commands that a word may mean: of this group where one is near, else of any other."""
-    # also `help` and `version`, which are commands elsewhere and options here
-    options = [name for parameter in group.get_params(ctx) for name in parameter.opts]
-    here = {name: f"{ctx.command_path} {name}" for name in (*group.verbs, *options)}
-    root = ctx.find_root()
-    assert isinstance(root.command, VerbGroup)
-    # a verb that stands in two groups is one command
-    others = {verb: path for path, verb in reversed([*_paths(root.command, root.command_path)])}
-    names = {path.rpartition(" ")[2] for path in others.values()}
-    typed = word.lower()
-    # a verb of exactly this name is meant, wherever it stands
-    alike = 1.0 if typed in names else _NEAR
-    if near := get_close_matches(typed, here, n=1, cutoff=alike):
-        return [here[near[0]]]
-    [nearest] = get_close_matches(typed, sorted(names), n=1) or [""]
-    return sorted(path for path in others.values() if path.endswith(f" {nearest}"))
 
 
 def _paths(group: VerbGroup, path: str) -> Iterator[tuple[str, Verb]]:

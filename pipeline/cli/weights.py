@@ -28,7 +28,7 @@ from pipeline.core import log
 from pipeline.core.errors import WeightsDamaged
 
 if TYPE_CHECKING:
-    from pipeline.app.weights_hub import LockedSet, ServedHub
+    from pipeline.app.weights_hub import LockedSet
     from pipeline.weights.disk.survey import FileFinding
     from pipeline.weights.model import WeightsSpec
 
@@ -111,8 +111,8 @@ def weights_lock_command(
         return say_json([_lock_json(each) for each in done])
     for each in done:
         _show_lock(each, dry_run)
-    if save and not dry_run:
-        click.echo(f"spec: {app.weights_hub.spec_file(workspace, save)}")
+        if each.spec_file:
+            click.echo(f"spec: {each.spec_file}")
 
 
 def _lock_folders(names: Sequence[str], as_json: bool) -> None:
@@ -398,8 +398,7 @@ def weights_serve_command(workspace: Workspace, /, as_json: bool, **options: Any
     """
     if options["tls_key"] and not options["tls_cert"]:
         raise click.UsageError("--tls-key needs --tls-cert")
-
-    def announce(hub: ServedHub) -> None:
+    with app.weights_hub.serve_hub(workspace, **options) as hub:
         snapshots = hub.sets.snapshots.values()
         if as_json:
             sets = [
@@ -419,8 +418,7 @@ def weights_serve_command(workspace: Workspace, /, as_json: bool, **options: Any
                 "everybody who reaches this address can read the weights; --token-file restricts"
                 " that"
             )
-
-    app.weights_hub.serve_hub(workspace, on_start=announce, **options)
+        hub.run()
 
 
 @query
@@ -480,19 +478,17 @@ def weights_check_signature_command(workspace: Workspace, /, as_json: bool, **op
 @_set
 @_full
 @options.key_option
-def weights_attest_command(
-    workspace: Workspace, folder: Path, name: str | None, full: bool, key_path: Path | None
-) -> None:
+def weights_attest_command(workspace: Workspace, /, **options: Any) -> None:
     """Print what a set is and how it was verified, as an in-toto statement.
 
     With a key it is also signed and kept beside the set, where `sm120 verify DIR` looks for it,
     in place of the one that `fetch` or `verify` left.
     """
-    place, verification, statement = app.weights.state_set(workspace, folder, name, full=full)
+    place, verification, statement, signed = app.weights.attest_set(workspace, **options)
     # printed also where the set is damaged: that, too, is a statement about it
     say_json(statement.as_json())
-    if path := app.weights.keep_signed(place, statement, key_path):
-        log.say(f"signed and kept as {path}")
+    if signed:
+        log.say(f"signed and kept as {signed}")
     if verification.result == "damaged":
         raise WeightsDamaged(f"{place.lock.name}: {'; '.join(verification.why)}")
     if verification.result != "verified":

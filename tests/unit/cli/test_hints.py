@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts.store.store import default_root
-from pipeline.cli.fit import _gib_text
 from pipeline.cli.output import own_command
 from pipeline.core import log
 from pipeline.images.lock.model import read_lock
@@ -182,11 +181,6 @@ def test_one_thing_is_not_counted_as_several() -> None:
     assert [log.count(n, "rule") for n in (0, 1, 2)] == ["0 rules", "1 rule", "2 rules"]
     assert log.count(1, "case fails", "cases fail") == "1 case fails"
     assert log.count(3, "case fails", "cases fail") == "3 cases fail"
-
-
-def test_memory_that_is_short_is_not_a_negative_size() -> None:
-    assert _gib_text(-(59 << 30)) == "none, 59.00 short"
-    assert _gib_text(3 << 30) == "      3.00"
 
 
 def test_offline_names_how_many_files_are_missing_and_fetches_none(

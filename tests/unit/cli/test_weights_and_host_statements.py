@@ -7,18 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.app.hosts import PlaybookResult, record_changes
 from pipeline.app.signing import Signing
 from pipeline.app.statements import state_host
 from pipeline.artifacts.attest.envelope import Envelope, countersigned, read_envelope
 from pipeline.artifacts.attest.keys import LocalSigner, make_private_key, write_key
-from pipeline.cli.hosts import _show_played
+from pipeline.hosts.fleet.playbook import Played
 from pipeline.weights.place import LockedFolder
 from pipeline.weights.sign.record import weights_record_path
 from tests.testbed.locked_set import SMALL, make_set
 from tests.unit.cli.test_stage_statements import folder
 from tests.unit.hosts.machines import blackwell, facts
-from tests.unit.support import Command, Ended, build_tiny
+from tests.unit.support import ROOT, Command, Ended, build_tiny
 
 AMD64 = "linux/amd64"
 
@@ -136,15 +135,19 @@ def test_statements_beside_host_records_are_not_taken_for_records(
 
 
 def test_a_provisioning_run_states_each_host_that_came_to_its_end(
-    tmp_path: Path, sm120: Command, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, sm120: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    captures = tmp_path / "records" / "captures"
-    captures.mkdir(parents=True)
-    for name in ("n1.before", "n1.after", "n2.before"):
-        text = blackwell(2).model_dump_json(exclude_none=True)
-        (captures / f"{name}.json").write_text(text)
-    _show_played(PlaybookResult(record_changes(tmp_path / "records", Signing()), None))
-    output = capfd.readouterr().out
+    def play(checkout: object, name: str, arguments: list[str]) -> Played:
+        captures = tmp_path / "records" / "captures"
+        captures.mkdir(parents=True)
+        for name in ("n1.before", "n1.after", "n2.before"):
+            text = blackwell(2).model_dump_json(exclude_none=True)
+            (captures / f"{name}.json").write_text(text)
+        return Played(0, [], [], [])
+
+    monkeypatch.setattr("pipeline.app.hosts.stream_playbook", play)
+    (tmp_path / "hosts.yml").touch()
+    output = sm120("--checkout", ROOT, "host", "rollback", "-i", tmp_path / "hosts.yml").out
     assert f"statement: {tmp_path}/records/n1.json.dsse.json, unsigned" in output
     assert "n2" not in output
     assert sm120("verify", tmp_path / "records" / "n1.json").error == "EvidenceUnsigned"

@@ -54,6 +54,12 @@ def test_what_does_not_fit_prints_the_table_first_and_ends_with_its_own_code(fit
     assert "room for 4,277 tokens, 65,536 asked for" in ended.err
 
 
+def test_memory_that_is_short_is_not_a_negative_size(fit: Any) -> None:
+    table = fit("kimi-k2.6", "--gpus", "4").out
+    assert re.search(r"none, \d+\.\d\d short", table)
+    assert not re.search(r"-\d+\.\d\d", table)
+
+
 def test_cards_and_contexts_are_read_as_people_call_them(fit: Any) -> None:
     rest = ("--kv", "fp8", "--mem-fraction", "0.85", "--json")
     sold = fit("kimi-k2.6", "--vram", "96GB", "--ctx", "128k", *rest)
