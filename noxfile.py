@@ -175,7 +175,7 @@ def climb(session: nox.Session, recipe: str, where: list[str], *, is_measured: b
     try:
         run(session, group, "sm120", "smoke", recipe, "--restart", *where)
         if is_measured:
-            out = ("--out", str(ROOT / "bench" / recipe))
+            out = ("--output", str(ROOT / "bench" / recipe))
             run(session, group, "sm120", "bench", recipe, *out, *where)
     finally:
         run(session, group, "sm120", "recipe", "stop", recipe, *where)
@@ -301,7 +301,7 @@ def publish(session: nox.Session) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """The whole story in minutes: hosts, image, weights, a number, five breaks (-- --to DIR)."""
+    """The whole story in minutes: hosts, image, weights, a number, breaks (-- --output DIR)."""
     # after Ctrl-C it ends its machines
     run(session, "test", "python", "-m", "tests.demo", *session.posargs, patience_s=120)
 

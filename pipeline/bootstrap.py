@@ -57,7 +57,7 @@ def environment(root: Path, group: str) -> Path:
 
 _VENV = "Python's venv is needed, with pip (Debian: apt install python3-venv)."
 _NO_FOLDER = (
-    "Without a package index: `sm120 image collect --tool --to DIR` on a machine that has one,"
+    "Without a package index: `sm120 image collect --tool --output DIR` on a machine that has one,"
     f" then {VARIABLE}=DIR/{FOLDER} here."
 )
 _IN_FOLDER = (

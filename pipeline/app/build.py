@@ -247,7 +247,7 @@ def rebuild_image(
                     ended.append(Rebuilt(second, compare_builds(store, first, empty, second)))
             except OfflineMiss as error:
                 # the store lacks it after another run, too: a rebuild keeps no inputs
-                fix = f"`sm120 image collect {name} --to DIR` fills a folder for --mirror DIR."
+                fix = f"`sm120 image collect {name} --output DIR` fills a folder for --mirror DIR."
                 raise OfflineMiss(str(error), f"Leave --offline out. {fix}") from error
     (rebuilt,) = ended
     return rebuilt

@@ -123,7 +123,7 @@ def new_key(name: str, folder: Path | None = None, secret: str | None = None) ->
     try:
         public = keys.write_key(path, key, secret.encode() if secret else None)
     except StoreUnwritable as error:
-        raise StoreUnwritable(str(error), "Name a folder you can write with --to.") from error
+        raise StoreUnwritable(str(error), "Name a folder you can write with --output.") from error
     return NewKey(path, public, _entry(name, public), keys.LocalSigner(key))
 
 
@@ -177,7 +177,7 @@ def trust_key(
     """Add a public key to a trust file; returns what was done, in one line."""
     name = name or key_name(public)
     require_key_name(name)
-    target = path or _own_file("--to")
+    target = path or _own_file("--trust")
     key_id, entry = _id_of(public), _entry(name, public, believed)
     known = read_trust(target).find(key_id) if target.exists() else []
     if known:
@@ -211,7 +211,7 @@ def untrust_key(workspace: Workspace, wanted: str, path: Path | None = None) -> 
             continue
         where = _trusted_by(workspace, key.id)
         if where in trust_files(workspace):
-            hint = f"`sm120 evidence untrust-key {key.name} --from {where}` takes it out there."
+            hint = f"`sm120 evidence untrust-key {key.name} --trust {where}` takes it out there."
             raise KeyInvalid(f"{wanted}: is trusted by {where}, not by {target}", hint)
         hint = "Your own keys are trusted while they lie there; `rm` takes one away."
         raise KeyInvalid(f"{wanted}: is a key of your own, {where}", hint)

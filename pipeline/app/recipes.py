@@ -105,7 +105,7 @@ def weights_folder(workspace: Workspace, recipe: Recipe, given: Path | None) -> 
     raise errors.RecipeInvalid(
         f"{recipe.name}: nothing says where its weights lie",
         f"Name their folder with --weights DIR;"
-        f" `sm120 weights fetch {recipe.model.weights or 'NAME'} --to DIR` downloads them.",
+        f" `sm120 weights fetch {recipe.model.weights or 'NAME'} --output DIR` downloads them.",
     )
 
 

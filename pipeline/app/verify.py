@@ -141,8 +141,9 @@ def _what_is_missing(artifact: str, node: Node, judge: Judge) -> str:
     """How to get further than incomplete, where the reason is one that every newcomer meets."""
     if not node.children and artifact.endswith(_REPORTS_WITHOUT_DATA):
         return (
-            "Of a report, only the HTML page is stated and can be verified: `sm120 report RUN --to"
-            " FILE.html`. Statements of any other file are named with --evidence."
+            "Of a report, only the HTML page is stated and can be verified:"
+            " `sm120 report RUN --output FILE.html`."
+            " Name statements of any other file with --evidence."
         )
     if not node.children:  # no tree shows what is missing
         return "Name its statements with --evidence."

@@ -90,7 +90,7 @@ def fetch(workspace: Workspace, request: FetchRequest) -> Fetched:
     lock = place.lock
     client, routes = open_routes(lock, neighbours=request.neighbours, offline=request.offline)
     with hints_of_folder(
-        "name another folder with --to", "Choose a folder you may write with --to."
+        "name another folder with --output", "Choose a folder you may write with --output."
     ):
         repaired = repair_known(place, pins, RouteSupply(routes, client))
         for file in repaired:

@@ -53,8 +53,8 @@ _RATES = Numbers("0.5,1,2", 1e-6, float)
 @click.option("--concurrency", type=COUNTS, help="Concurrent requests in place of its own.")
 @click.option("--rate", type=_RATES, help="Requests a second in place of its concurrencies.")
 @click.option("--requests", type=click.IntRange(1), help="Requests of each cell.")
-@click.option("--input", "input_tokens", type=click.IntRange(1), help="Prompt tokens.")
-@click.option("--output", "output_tokens", type=click.IntRange(1), help="Answer tokens.")
+@click.option("--input-tokens", "input_tokens", type=click.IntRange(1), help="Prompt tokens.")
+@click.option("--output-tokens", "output_tokens", type=click.IntRange(1), help="Answer tokens.")
 @click.option("--repeats", type=click.IntRange(1), help="Trials of each cell.")
 @click.option("--model", help="Name of the model [default: the first that the server has].")
 @flag_option("--no-speculation", help="The server does not speculate, though it does not say.")
@@ -72,7 +72,8 @@ _RATES = Numbers("0.5,1,2", 1e-6, float)
     help="Folder of the weights, for workloads that start the engine; a tiny recipe makes its own.",
 )
 @click.option(
-    "--out",
+    "--output",
+    "out",
     type=ANY_PATH,
     help="Folder for the results of each WORKLOAD; a partial run there goes on [bench].",
 )
@@ -177,7 +178,8 @@ def bench_list_command(as_json: bool) -> None:
     help="With --live: trials of each cell and server.",
 )
 @click.option(
-    "--out",
+    "--output",
+    "out",
     type=ANY_PATH,
     default=Path("bench"),
     help="With --live: folder for both runs, as first/WORKLOAD and second/WORKLOAD.",
@@ -218,7 +220,7 @@ def bench_compare_command(
 ) -> None:
     """Show what changed between two results in inputs and numbers, and how sure that is.
 
-    A result is the folder of a run, or the one that --out named; or a file of vllm bench,
+    A result is the folder of a run, or the one that --output named; or a file of vllm bench,
     sglang.bench_serving or aiperf. A winner is named only where it is surely ahead by --least
     percent: two runs of one server differ, too.
 

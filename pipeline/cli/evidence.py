@@ -92,7 +92,9 @@ def evidence_sbom_command(workspace: Workspace, /, **options: Any) -> None:
 
 @command
 @click.argument("name")
-@click.option("--to", "folder", type=ANY_PATH, help="Folder for the key [default: your own keys].")
+@click.option(
+    "--output", "folder", type=ANY_PATH, help="Folder for the key [default: your own keys]."
+)
 @flag_option("--passphrase", "ask", help="Ask for a passphrase [SM120_KEY_PASSPHRASE].")
 def evidence_new_key_command(
     workspace: Workspace, name: str, folder: Path | None, ask: bool
@@ -100,7 +102,7 @@ def evidence_new_key_command(
     """Make a key (ECDSA P-256) that only you can read. An old key is never overwritten.
 
     Your first key signs the statements of every later command, and now those in the store that
-    are unsigned and still true. On this machine it is trusted without an entry. With --to, the
+    are unsigned and still true. On this machine it is trusted without an entry. With --output, the
     key is only written.
     """
     app.evidence.require_key_name(name)
@@ -138,12 +140,12 @@ def evidence_show_key_command(name: str) -> None:
     help="Believe it only about this, e.g. provenance. Repeatable [default: all kinds].",
 )
 @click.option(
-    "--to",
+    "--trust",
     "path",
     # the file that verify believes then, and no other
     envvar="SM120_TRUST",
     type=ANY_PATH,
-    help="Trust file to add it to, e.g. lockfiles/trust.yaml [SM120_TRUST; default: your own].",
+    help="Trust file to change, e.g. lockfiles/trust.yaml [SM120_TRUST; default: your own].",
 )
 def evidence_trust_key_command(
     public: Path, name: str | None, believed: tuple[str, ...], path: Path | None
@@ -159,11 +161,11 @@ def evidence_trust_key_command(
 @command
 @click.argument("wanted", metavar="NAME|ID|FILE.pub")
 @click.option(
-    "--from",
+    "--trust",
     "path",
     envvar="SM120_TRUST",
     type=EXISTING_FILE,
-    help="Trust file to take it from, e.g. lockfiles/trust.yaml [SM120_TRUST; default: your own].",
+    help="Trust file to change, e.g. lockfiles/trust.yaml [SM120_TRUST; default: your own].",
 )
 def evidence_untrust_key_command(workspace: Workspace, wanted: str, path: Path | None) -> None:
     """Take a key out of a trust file, so that `sm120 verify` no longer believes what it signed.

@@ -44,7 +44,7 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 
 @click.command("fit")
 @click.argument("model", metavar="NAME|ORG/MODEL[@REVISION]|DIR|FILE")
-@click.option("--gpus", type=_COUNT, default=8, help="Number of GPUs.")
+@click.option("--gpu-count", "gpus", type=_COUNT, default=8, help="Number of GPUs.")
 @click.option(
     "--vram",
     type=CARD_SIZE,

@@ -271,7 +271,8 @@ def host_attest_command(files: tuple[Path, ...], key_path: Path | None) -> None:
 @click.option("--cuda", metavar="13.x", help="CUDA branch of the images, for --facts.")
 @click.option("--ranks", type=int, help="Number of GPUs that each host must have, for --functions.")
 @click.option(
-    "--save",
+    "--output",
+    "save",
     type=click.Path(path_type=Path, file_okay=False),
     help="Save the facts of each host here, for `host outliers` and `host drift`.",
 )

@@ -295,7 +295,7 @@ def image_rebuild_command(
 @click.argument("names", metavar="IMAGE...", nargs=-1, required=True)
 @options.platform_option
 @click.option(
-    "--engine",
+    "--runtime",
     "wanted",
     type=click.Choice(["auto", *KINDS]),
     default="auto",

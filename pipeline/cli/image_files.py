@@ -187,7 +187,7 @@ def image_export_command(workspace: Workspace, /, folder: Path, **options: Any) 
 
 @query
 @click.argument("names", metavar="[IMAGE]...", nargs=-1)
-@click.option("--to", "folder", type=ANY_PATH, required=True, help="Folder for the files.")
+@click.option("--output", "folder", type=ANY_PATH, required=True, help="Folder for the files.")
 @flag_option("--tool", help="Collect this tool's own wheels, too, into DIR/tool.")
 @click.option(
     "--tool-platform",

@@ -154,6 +154,21 @@ def _run() -> None:
         sys.exit(error.exit_code)
 
 
+# Options of earlier versions, each with what it may be called now.
+_RENAMED = {
+    "--to": ("--output", "--trust"),
+    "--out": ("--output",),
+    "--keep": ("--output",),
+    "--save": ("--output",),
+    "--from": ("--trust",),
+    "--engine": ("--runtime",),
+    "--runner": ("--runtime",),
+    "--sandbox": ("--runtime",),
+    "--gpus": ("--gpu-count",),
+    "--input": ("--input-tokens",),
+}
+
+
 def _explained(error: click.ClickException, words: Sequence[str]) -> click.UsageError | None:
     """A better answer to an option that stands in another place, or has a dash too few."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
@@ -164,6 +179,8 @@ def _explained(error: click.ClickException, words: Sequence[str]) -> click.Usage
         line = " ".join([root, name, *([] if option.is_flag else ["PATH"]), verb])
         place = f"It stands before the command: `{line}`."
         return click.UsageError(f"No such option {name!r} here. {place}", context)
+    if new := next((now for now in _RENAMED.get(name, ()) if now in here), None):
+        return click.UsageError(f"No such option {name!r}: it is {new!r} now.", context)
     # click takes `-platform` for `-p` and seven more
     typed = [f"-{w.partition('=')[0]}" for w in words if w.startswith(name) and w[:2] != "--"]
     near = [option for option in here if typed and option.startswith(typed[0].lower())]

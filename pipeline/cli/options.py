@@ -283,10 +283,11 @@ gpus_option = click.option(
     help="GPUs to use, by number [default: all].",
 )
 engine_option = click.option(
-    "--engine",
+    "--runtime",
+    "engine",
     type=click.Choice(["auto", "docker", "podman"]),
     default="auto",
-    help="Container engine; auto starts in Docker where it answers, else in Podman, and finds what"
+    help="Container runtime; auto starts in Docker where it answers, else in Podman, and finds what"
     " is served in either.",
 )
 _OVERRIDES = (

@@ -68,7 +68,8 @@ def recipe_show_command(
     help="Use the host's NCCL settings, or its patched library too, from the role nccl.",
 )
 @click.option(
-    "--runner",
+    "--runtime",
+    "runner",
     type=click.Choice(["docker", "podman"]),
     default="docker",
     help="What a systemd unit starts.",
@@ -84,7 +85,7 @@ def recipe_show_command(
 @options.override_options
 @options.recipes_option
 @options.platform_option
-@click.option("--out", type=ANY_PATH, help="File to write, instead of standard output.")
+@click.option("--output", "out", type=ANY_PATH, help="File to write, instead of standard output.")
 def render_command(
     workspace: Workspace, /, out: Path | None, as_json: bool, **options: Any
 ) -> None:

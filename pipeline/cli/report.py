@@ -20,7 +20,7 @@ from pipeline.serving.report.page import data_digest
 @query
 @click.argument("runs", metavar="[RUN]...", nargs=-1, type=ANY_PATH)
 @click.option(
-    "--to",
+    "--output",
     "targets",
     multiple=True,
     type=ANY_PATH,
@@ -81,7 +81,7 @@ def report_command(
     for target in request.targets:
         if target.suffix not in app.report.FORMATS:
             message = f"{target}: must end with .html, .pdf, .md or .csv"
-            raise click.BadParameter(message, param_hint="'--to'")
+            raise click.BadParameter(message, param_hint="'--output'")
     if not request.runs and not request.references:
         raise click.UsageError("Name a RUN, or published tables with --reference.")
     if request.log_path and len(request.named_runs()) > 1:

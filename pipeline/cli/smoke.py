@@ -68,7 +68,9 @@ _OPTIONS = (
     metavar="RUNG",
     help=f"Last rung: {', '.join(RUNGS)}.",
 )
-@click.option("--keep", type=ANY_PATH, help="Folder for the result and every request and answer.")
+@click.option(
+    "--output", "keep", type=ANY_PATH, help="Folder for the result and every request and answer."
+)
 @click.option("--record", type=ANY_PATH, help="Record greedy answers as a baseline, and stop.")
 @click.option("--baseline", type=EXISTING_FILE, help="Compare with a recorded baseline.")
 def smoke_command(
@@ -81,7 +83,7 @@ def smoke_command(
     where that changes answers, the recipe is served without it again. A server of --serve is
     always restarted. The ladder stops at the first rung that fails. A key for the server is read
     from SM120_API_KEY. The result is stated and signed: of a recipe beside its image, of a URL
-    beside smoke.json, in the folder of --keep or in the store.
+    beside smoke.json, in the folder of --output or in the store.
     """
     request = SmokeRequest(target, start=is_started, **options)
     loads = request.weights or request.draft

@@ -67,7 +67,11 @@ def source_lock_command(
     help="Compilers to run at once (0: as memory allows).",
 )
 @click.option(
-    "--sandbox", type=click.Choice(["auto", *KINDS]), default="auto", help="What the steps run in."
+    "--runtime",
+    "sandbox",
+    type=click.Choice(["auto", *KINDS]),
+    default="auto",
+    help="What the steps run in.",
 )
 @options.mirror_option
 @options.offline_option

@@ -405,9 +405,9 @@ class DefaultVerbGroup(VerbGroup):
 
 _WEIGHTS_EPILOG = """\b
 From a name to served weights:
-  sm120 weights fit kimi-k2.6 --gpus 8 --mem-fraction 0.85
+  sm120 weights fit kimi-k2.6 --gpu-count 8 --mem-fraction 0.85
   sm120 weights lock kimi-k2.6
-  sm120 weights fetch kimi-k2.6 --to /models/k26
+  sm120 weights fetch kimi-k2.6 --output /models/k26
   sm120 weights serve /models/k26"""
 _BENCH_EPILOG = """\b
 A recipe that is served, or any server:

@@ -190,8 +190,8 @@ def _show_lock(done: LockedSet, dry_run: bool) -> None:
 
 @query
 @click.argument("name", metavar="NAME|ORG/MODEL[@REVISION]")
-@click.option("--to", "folder", type=ANY_PATH, required=True, help="Folder for the files.")
-@flag_option("--hub-cache", help="Use the layout of the Hub's own cache; --to is that cache.")
+@click.option("--output", "folder", type=ANY_PATH, required=True, help="Folder for the files.")
+@flag_option("--hub-cache", help="Use the layout of the Hub's own cache; --output is that cache.")
 @click.option(
     "--from",
     "neighbours",

@@ -89,7 +89,7 @@ class GateInvalid(InputInvalid):
 class TrustInvalid(InputInvalid):
     """a trust or policy file is missing or not valid"""
 
-    hint = "`sm120 evidence trust-key FILE.pub --to FILE` adds a key; --trust names the file."
+    hint = "`sm120 evidence trust-key FILE.pub --trust FILE` adds a key."
 
 
 class FactsUnreadable(InputInvalid):
@@ -794,7 +794,7 @@ class SmokeNotPassed(PipelineError, code=92):
 class SmokeFailed(SmokeNotPassed):
     """a rung of the smoke ladder failed: the server gives wrong or broken answers"""
 
-    hint = "Use it no further than its last good rung; --keep DIR keeps every request and answer."
+    hint = "Use it no further than its last good rung; --output DIR keeps every request and answer."
 
 
 class ServerGone(SmokeNotPassed):

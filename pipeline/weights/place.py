@@ -257,7 +257,7 @@ def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[Locke
             f"Name {_SNAPSHOTS}/{beside[0].lock.commit}.",
         )
     hint = (
-        "Name the folder that `sm120 weights fetch --to` made, or lock your own files:"
+        "Name the folder that `sm120 weights fetch --output` made, or lock your own files:"
         f" `sm120 weights lock {folder.resolve()}`."
     )
     if above := next(filter(None, map(in_hub_cache, folder.resolve().parents)), None):

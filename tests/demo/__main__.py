@@ -24,13 +24,13 @@ FAILED, INTERRUPTED = 1, 130
 def main(argv: list[str] | None = None) -> int:
     """Run the story; the exit code says whether every step and every break went as it should."""
     parser = argparse.ArgumentParser(prog="nox -s demo --", description=__doc__)
-    parser.add_argument("--to", type=Path, default=Path("demo"), help="folder [demo]")
+    parser.add_argument("--output", type=Path, default=Path("demo"), help="folder [demo]")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     given = parser.parse_args(argv)
     try:
         make_empty(given.to)
     except FileExistsError as error:
-        parser.error(f"{error}; --to names another")
+        parser.error(f"{error}; --output names another")
     overview = Overview(list(STORY))
     code = tell(given.to, overview)
     body = {**overview.as_json(), "folder": str(given.to.resolve()), "code": code}

@@ -61,7 +61,7 @@ def weights(world: World) -> str:
         hub.add(REPOSITORY, {"tiny.gguf": tiny_gguf(), "README.md": b"It can only recite.\n"})
         env = {"HF_ENDPOINT": hub.url}
         world.shell.sm120("weights", "lock", WEIGHTS, env=env)
-        world.shell.sm120("weights", "fetch", WEIGHTS, "--to", str(place), env=env)
+        world.shell.sm120("weights", "fetch", WEIGHTS, "--output", str(place), env=env)
     done = world.shell.sm120("weights", "verify", str(place), "--full", "--json")
     world.weights = place
     (found,) = json.loads(done.out)["sets"]
@@ -233,7 +233,7 @@ def tunnel(world: World) -> dict[str, str]:
 def smoke(world: World) -> str:
     """Only what any sound server guarantees: this model can but recite."""
     env = needed(world.container_env, SERVE)
-    options = ("--no-quality", "--quick", "--json", "--keep", str(world.folder / "smoke"))
+    options = ("--no-quality", "--quick", "--json", "--output", str(world.folder / "smoke"))
     done = world.shell.sm120("smoke", RECIPE, *options, env=env)
     result = json.loads(done.out)
     return f"{result['verdict']}, last good rung: {result['last_good']}"
@@ -245,7 +245,7 @@ def bench(world: World) -> str:
     options = (
         "--host-facts",
         str(needed(world.facts, FACTS)),
-        "--out",
+        "--output",
         str(world.folder / "bench"),
     )
     done = world.shell.sm120("bench", RECIPE, *options, "--json", env=env)
@@ -260,9 +260,9 @@ def bench(world: World) -> str:
 def report(world: World) -> str:
     run = needed(world.run, BENCH)
     path = world.folder / "report.html"
-    others = ("--to", str(path.with_suffix(".md")))
+    others = ("--output", str(path.with_suffix(".md")))
     # what verify will find must be what the page says of it
-    world.shell.sm120("report", str(run), "--to", str(path), *others, *look_in(world))
+    world.shell.sm120("report", str(run), "--output", str(path), *others, *look_in(world))
     world.report = path
     return f"{path}: one file that needs no network"
 

@@ -71,7 +71,7 @@ def at_the_bridge(
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A builder's key and the trust file that knows it."""
     home = tmp_path_factory.mktemp("keys")
-    entry = sm120(home, "evidence", "new-key", "builder", "--to", str(home)).stdout
+    entry = sm120(home, "evidence", "new-key", "builder", "--output", str(home)).stdout
     (home / "trust.yaml").write_text(f"format: 1\nkeys:\n{entry}")
     return home
 

@@ -22,7 +22,7 @@ _HEAD = [sys.executable, "-m", "pipeline", "bench"]
 
 def _command(port: int, out: Path, *words: str) -> list[str]:
     url = f"http://127.0.0.1:{port}"
-    return [*_HEAD, url, "--no-self-test", "--out", str(out), *words]
+    return [*_HEAD, url, "--no-self-test", "--output", str(out), *words]
 
 
 @pytest.mark.parametrize("streams", [32, 256])
@@ -38,7 +38,7 @@ def test_the_client_measures_itself_and_says_whether_it_is_trusted(streams: int)
 
 
 def test_a_run_that_is_stopped_is_valid_and_goes_on(tmp_path: Path) -> None:
-    words = ("--concurrency", "2", "--requests", "4", "--output", "40", "--repeats", "6")
+    words = ("--concurrency", "2", "--requests", "4", "--output-tokens", "40", "--repeats", "6")
     with stub(0.05, 0.02) as (port, _):
         command = _command(port, tmp_path, *words)
         child = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
@@ -62,7 +62,7 @@ def test_a_run_that_is_stopped_is_valid_and_goes_on(tmp_path: Path) -> None:
 
 def test_no_process_of_the_client_outlives_it(tmp_path: Path) -> None:
     with stub(0.05, 0.5) as (port, _):
-        words = ("--concurrency", "2", "--requests", "4", "--output", "200")
+        words = ("--concurrency", "2", "--requests", "4", "--output-tokens", "200")
         child = subprocess.Popen(
             _command(port, tmp_path, *words), cwd=ROOT, stderr=subprocess.PIPE, text=True
         )
@@ -91,7 +91,7 @@ def test_ten_thousand_streams_are_counted_right_in_bounded_memory(tmp_path: Path
     if most < 10_100:
         pytest.skip("this machine allows too few open files")
     streams = ("--concurrency", "10000", "--requests", "10000", "--repeats", "1")
-    lengths = ("--input", "60", "--output", "10")
+    lengths = ("--input-tokens", "60", "--output-tokens", "10")
     with stub(5.0, 0.5) as (port, _):
         cost = run_measured(
             _command(port, tmp_path, *streams, *lengths), env=dict(os.environ), cwd=ROOT

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.big, pytest.mark.timeout(3600)]
 
 @contextmanager
 def demo(to: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.demo", "--to", str(to), "--json"]
+    command = [sys.executable, "-m", "tests.demo", "--output", str(to), "--json"]
     with (to.parent / "overview.txt").open("w") as overview:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=overview, text=True

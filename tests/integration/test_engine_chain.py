@@ -53,7 +53,7 @@ def test_verify_from_the_registry_reads_every_byte_and_is_green(site: Site) -> N
 
 
 def test_cosign_and_oras_agree(site: Site, cosign: Path, oras: Path, tmp_path: Path) -> None:
-    sm120(site.built.store, "evidence", "new-key", "other", "--to", str(tmp_path))
+    sm120(site.built.store, "evidence", "new-key", "other", "--output", str(tmp_path))
     require_cosign_agrees(site, cosign, tmp_path / "other.pub")
     require_oras_finds_all(site, oras)
 

@@ -64,7 +64,7 @@ def test_verify_from_the_registry_is_green_down_to_every_package(site: Site) -> 
 
 
 def test_cosign_agrees_and_no_other_key_does(site: Site, cosign: Path, tmp_path: Path) -> None:
-    sm120(site.built.store, "evidence", "new-key", "other", "--to", str(tmp_path))
+    sm120(site.built.store, "evidence", "new-key", "other", "--output", str(tmp_path))
     require_cosign_agrees(site, cosign, tmp_path / "other.pub")
 
 
@@ -127,7 +127,9 @@ def test_a_tag_that_is_moved_after_signing_is_found_out(site: Site, tmp_path: Pa
 
 
 def test_a_stranger_who_trusts_another_key_is_told_so(site: Site, tmp_path: Path) -> None:
-    entry = sm120(site.built.store, "evidence", "new-key", "other", "--to", str(tmp_path)).stdout
+    entry = sm120(
+        site.built.store, "evidence", "new-key", "other", "--output", str(tmp_path)
+    ).stdout
     (tmp_path / "trust.yaml").write_text(f"format: 1\nkeys:\n{entry}")
     ca = ("--ca", str(site.registry.ca_file))
     given = ("verify", f"{site.place}:v1", "--trust", f"{tmp_path}/trust.yaml", *ca)

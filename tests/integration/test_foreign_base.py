@@ -149,7 +149,7 @@ def test_a_rebuild_without_network_is_identical(site: Site, store: Path) -> None
 def test_the_chain_leads_to_the_base_and_never_calls_its_contents_valid(
     site: Site, store: Path, base: Built, tmp_path: Path
 ) -> None:
-    entry = site.do(store, "evidence", "new-key", "builder", "--to", str(tmp_path))
+    entry = site.do(store, "evidence", "new-key", "builder", "--output", str(tmp_path))
     key, trust = tmp_path / "builder.pem", tmp_path / "trust.yaml"
     trust.write_text(f"format: 1\nkeys:\n{entry[entry.index('- name:') :]}\n")
     site.do(store, "evidence", "make", "mine", "--key", str(key))

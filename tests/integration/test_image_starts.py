@@ -112,10 +112,10 @@ def test_the_same_in_docker_with_a_sound_image_and_with_a_wrong_owner(
 ) -> None:
     build_image(store, IMAGE, host_platform())
     env = {"DOCKER_HOST": docker_daemon.socket_url}
-    code, verdicts = image_test(store, ROOT, "--engine", "docker", **env)
+    code, verdicts = image_test(store, ROOT, "--runtime", "docker", **env)
     assert (code, failed(verdicts)) == (0, set())
     checkout = planted(store, tmp_path, "/home/engine/.cache/planted")
-    code, verdicts = image_test(store, checkout, "--engine", "docker", **env)
+    code, verdicts = image_test(store, checkout, "--runtime", "docker", **env)
     assert (code, failed(verdicts)) == (92, {"owners", "folders"})
 
 

@@ -158,7 +158,9 @@ def test_a_killed_download_goes_on_where_it_stopped(bench: Bench) -> None:
 def test_two_processes_share_one_download(bench: Bench) -> None:
     bench.server.bytes_per_s = 30_000_000
     folders = [bench.home / f"usb-{n}" for n in range(2)]
-    children = [bench.start("image", "collect", "tiny", "--to", str(folder)) for folder in folders]
+    children = [
+        bench.start("image", "collect", "tiny", "--output", str(folder)) for folder in folders
+    ]
     for child in children:
         _, err = child.communicate(timeout=60)
         assert child.returncode == 0, err

@@ -64,7 +64,7 @@ def recorded(small_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Rec
     """The small llama.cpp image, built, recorded and signed."""
     built = build_image(small_store, "llama-cpp-cpu", host_platform())
     home = tmp_path_factory.mktemp("keys")
-    entry = sm120(small_store, "evidence", "new-key", "builder", "--to", str(home)).stdout
+    entry = sm120(small_store, "evidence", "new-key", "builder", "--output", str(home)).stdout
     (home / "trust.yaml").write_text(f"format: 1\nkeys:\n{entry}")
     sm120(small_store, "evidence", "make", built.name, "--spdx", "--key", str(home / "builder.pem"))
     return Recorded(built, home / "builder.pem", home / "trust.yaml")
@@ -85,7 +85,7 @@ def test_a_real_image_is_not_valid_with_another_trust_file(
     recorded: Recorded, tmp_path: Path
 ) -> None:
     entry = sm120(
-        recorded.built.store, "evidence", "new-key", "other", "--to", str(tmp_path)
+        recorded.built.store, "evidence", "new-key", "other", "--output", str(tmp_path)
     ).stdout
     (tmp_path / "trust.yaml").write_text(f"format: 1\nkeys:\n{entry}")
     done = run_sm120(

@@ -67,7 +67,7 @@ def collected(store: Path, tmp_path: Path) -> Path:
     """Every locked file of the image in a folder, as for a machine without network."""
     build_image(store, IMAGE, "linux/amd64")
     folder = tmp_path / "air-gapped"
-    sm120(store, "image", "collect", IMAGE, "--to", str(folder))
+    sm120(store, "image", "collect", IMAGE, "--output", str(folder))
     return folder
 
 

@@ -247,7 +247,7 @@ def test_a_login_without_rights_to_docker_is_told_what_it_lacks(rig: Rig) -> Non
     rig.add("tiny-cpu")
     rig.node.shell("chmod 600 /var/run/docker.sock")
     try:
-        error = failed(rig.serve("tiny-cpu", "--engine", "docker"), DockerUnavailable)
+        error = failed(rig.serve("tiny-cpu", "--runtime", "docker"), DockerUnavailable)
         failed(rig.serve("tiny-cpu"), DockerUnavailable)
     finally:
         rig.node.shell("chmod 660 /var/run/docker.sock")

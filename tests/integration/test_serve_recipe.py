@@ -86,17 +86,17 @@ class Bench:
         (self.recipes / f"{name}.yaml").write_text(yaml.safe_dump(body))
 
     def command(self, *args: str) -> subprocess.CompletedProcess[str]:
-        return sm120(self.image.store, "recipe", *args, "--engine", self.engine, **self.env)
+        return sm120(self.image.store, "recipe", *args, "--runtime", self.engine, **self.env)
 
     def serve(self, name: str, *more: str) -> subprocess.CompletedProcess[str]:
         return run_sm120(self.image.store, *self.serve_words(name, *more), **self.env)
 
     def serve_words(self, name: str, *more: str) -> list[str]:
         recipes = str(self.recipes)
-        return ["serve", name, "--recipes", recipes, "--engine", self.engine, "--json", *more]
+        return ["serve", name, "--recipes", recipes, "--runtime", self.engine, "--json", *more]
 
     def smoke(self, name: str, *more: str) -> dict[str, Any]:
-        words = ["smoke", name, "--recipes", str(self.recipes), "--engine", self.engine, "--json"]
+        words = ["smoke", name, "--recipes", str(self.recipes), "--runtime", self.engine, "--json"]
         result: dict[str, Any] = json.loads(
             sm120(self.image.store, *words, *more, **self.env).stdout
         )
@@ -317,7 +317,7 @@ def test_a_tag_that_was_moved_to_another_image_is_not_followed(
 def test_what_is_not_served_can_be_neither_read_nor_stopped(bench: Bench) -> None:
     for verb in ("logs", "stop"):
         done = run_sm120(
-            bench.image.store, "recipe", verb, "nobody", "--engine", "docker", **bench.env
+            bench.image.store, "recipe", verb, "nobody", "--runtime", "docker", **bench.env
         )
         assert done.returncode == NothingServed.exit_code
 

@@ -76,7 +76,7 @@ def pip_install(image: Built, folder: Path, ours: Tree) -> dict[str, Path]:
         image.name,
         "--platform",
         image.platform,
-        "--to",
+        "--output",
         str(wheels),
     )
     exported = sm120(

@@ -513,7 +513,7 @@ def test_every_role_is_proved_on_stand_ins_and_every_break_is_found(
 ) -> None:
     for script in ALL_BREAKS.values():
         site.second.shell(script)
-    result = verify(site, "--functions", "sm120/vllm:none", "--save", str(tmp_path), **whole)
+    result = verify(site, "--functions", "sm120/vllm:none", "--output", str(tmp_path), **whole)
     assert result.code == PromiseBroken.exit_code
     assert result.rows("v1", "failed", "unknown") == set()
     assert result.rows("v2", "failed") == set(ALL_BREAKS)

@@ -74,7 +74,7 @@ def locked(hub: TestHub, checkout: Checkout) -> WeightsLock:
 def start(hub: TestHub, checkout: Checkout, to: Path, *args: str) -> subprocess.Popen[str]:
     """`sm120 weights fetch` in a process of its own."""
     head = [sys.executable, "-m", "pipeline", "--checkout", str(checkout.root)]
-    command = [*head, "weights", "fetch", "tiny", "--to", str(to), "--jobs", str(JOBS), *args]
+    command = [*head, "weights", "fetch", "tiny", "--output", str(to), "--jobs", str(JOBS), *args]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
     return subprocess.Popen(command, env=env, text=True, stderr=subprocess.PIPE)
 

@@ -219,7 +219,7 @@ def test_our_own_lock_and_fetch_go_full_circle(place: LockedFolder, tmp_path: Pa
         assert (folder / "tiny.lock.yaml").read_bytes() == place.lock_file.read_bytes()
         to = tmp_path / "got"
         nowhere = "http://127.0.0.1:9"
-        sm120(nowhere, "fetch", "tiny", "--to", str(to), "--from", server.endpoint)
+        sm120(nowhere, "fetch", "tiny", "--output", str(to), "--from", server.endpoint)
         assert contents(to) == {**SMALL, **LARGE}
         sm120(nowhere, "verify", str(to), "--full")
 
@@ -490,7 +490,7 @@ def test_a_set_is_fetched_from_olah_and_a_byte_it_keeps_wrong_is_refused(
 
 def fetch(checkout: Path, endpoint: str, to: Path) -> subprocess.CompletedProcess[str]:
     """Our own client."""
-    return sm120(checkout, endpoint, "weights", "fetch", "tiny", "--to", str(to))
+    return sm120(checkout, endpoint, "weights", "fetch", "tiny", "--output", str(to))
 
 
 def sm120(checkout: Path, endpoint: str, *args: str) -> subprocess.CompletedProcess[str]:

@@ -215,7 +215,7 @@ def fetch_wheels(store: Store, scratch: Path) -> list[Path]:
     """All wheels of the image under their own names; those that became layers come again."""
     lock = read_lock(Checkout(ROOT).lock_path(IMAGE, "linux/amd64"))
     folder = scratch / "wheels"
-    head = ["image", "collect", IMAGE, "--to", str(folder)]
+    head = ["image", "collect", IMAGE, "--output", str(folder)]
     sm120(store, ROOT, *head)
     return [folder / pin.file for pin in lock.wheels]
 

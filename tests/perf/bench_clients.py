@@ -43,9 +43,9 @@ class Client:
 
 def _ours(programs: Path, port: int, out: Path, requests: int) -> list[str]:
     load = ["--concurrency", str(_STREAMS), "--requests", str(requests), "--repeats", "1"]
-    lengths = ["--input", str(_TOKENS), "--output", str(_TOKENS), "--no-self-test"]
+    lengths = ["--input-tokens", str(_TOKENS), "--output-tokens", str(_TOKENS), "--no-self-test"]
     url = f"http://127.0.0.1:{port}"
-    return [str(programs / "sm120"), "bench", url, *load, *lengths, "--out", str(out)]
+    return [str(programs / "sm120"), "bench", url, *load, *lengths, "--output", str(out)]
 
 
 def _read_ours(out: Path) -> Reading:

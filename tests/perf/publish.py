@@ -183,7 +183,7 @@ def measure_edit(
 ) -> None:
     """Publish; then edit, build and publish again: time, and every byte that was sent."""
     sm120(store, ROOT, "build", image, "--platform", platform)
-    sm120(store, ROOT, "evidence", "new-key", "perf", "--to", str(scratch))
+    sm120(store, ROOT, "evidence", "new-key", "perf", "--output", str(scratch))
     # no gate has seen the edited image; what is measured is sending
     more = ("--platform", platform, "--key", str(scratch / "perf.pem"), "--force-ungated", "perf")
     said, edits = scratch / "published.json", count()

@@ -89,7 +89,7 @@ def _write_random(path: Path, size_bytes: int) -> None:
 
 def _ours(url: str, scratch: Path) -> Cost:
     head = [sys.executable, "-m", "pipeline", "-q", "--checkout", str(scratch / "checkout")]
-    command = [*head, "weights", "fetch", "perf", "--to", str(scratch / "target")]
+    command = [*head, "weights", "fetch", "perf", "--output", str(scratch / "target")]
     os.sync()  # what the side before has not written yet is not this one's to wait for
     cost = run(command, env={"HF_ENDPOINT": url}, cwd=ROOT)
     shutil.rmtree(scratch / "target")

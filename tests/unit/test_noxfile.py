@@ -135,7 +135,7 @@ def test_a_recipe_is_measured_after_its_ladder_also_on_another_host(
     serve_ends_with(0, menu, monkeypatch, *there)
     words = ("llama-cpp-cpu", "--gate", "--smoke", "tiny-cpu", "--bench", *there)
     menu.build_sm120.func(FakeSession(*words))
-    out = ("--out", str(ROOT / "bench" / "tiny-cpu"))
+    out = ("--output", str(ROOT / "bench" / "tiny-cpu"))
     assert ran == [
         ("sm120", "build", "llama-cpp-cpu", "--gate"),
         ("sm120", "image", "test", "llama-cpp-cpu"),

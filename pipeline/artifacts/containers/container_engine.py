@@ -66,13 +66,13 @@ def find_engine(wanted: Wanted) -> ContainerEngine:
         except MissingTool as error:
             with suppress(DockerUnavailable):
                 Docker().close()
-                error.hint = "Docker answers here: leave --engine out, or install Podman."
+                error.hint = "Docker answers here: leave --runtime out, or install Podman."
             raise
     try:
         return Docker()
     except DockerUnavailable as error:
         if wanted == "docker" and Podman.answers():
-            error.hint = f"Podman answers here: leave --engine out. {error.hint}"
+            error.hint = f"Podman answers here: leave --runtime out. {error.hint}"
         if wanted == "auto" and not Podman.is_there():
             error.hint = "Start Docker, set DOCKER_HOST, or install Podman: either runs a recipe."
         if wanted == "docker" or not Podman.is_there():

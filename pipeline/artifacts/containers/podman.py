@@ -57,7 +57,7 @@ class Podman:
         self._command: Callable[[Sequence[str]], list[str]] = on_host or list
         self._runtime = [f"--runtime={runtime}"] if runtime else []
         if on_host is None:
-            proc.find_tool("podman", "Install Podman, or use --engine docker.")
+            proc.find_tool("podman", "Install Podman, or use --runtime docker.")
 
     @staticmethod
     def is_there() -> bool:

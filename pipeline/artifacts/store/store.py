@@ -12,7 +12,7 @@
     published/    which repositories were seen to hold what
     verified/     the newest image that a tag of a registry was seen on
     attempts/ tiny/  what was served and how it went, and the tiny model; see pipeline/serving/serve
-    smoke/        results of `sm120 smoke URL` without --keep, and their statements
+    smoke/        results of `sm120 smoke URL` without --output, and their statements
     tmp/ locks/   work under way
 Everything outside partial/ and tmp/ appears by rename only, so a kill leaves no half file.
 """

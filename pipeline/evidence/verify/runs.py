@@ -362,7 +362,7 @@ def _run(report: OpenedReport, index: int, page: Path, judge: Judge, sources: Be
     title = f"run {plain(named.name)}"
     folders: list[Path] = []
     for place in places:
-        # `sm120 bench` keeps runs as bench/WORKLOAD, and with --out as runs/night/WORKLOAD
+        # `sm120 bench` keeps runs as bench/WORKLOAD, and with --output as runs/night/WORKLOAD
         for depth in ("", "*/", "*/*/", "*/*/*/"):
             runs = islice(place.glob(f"{depth}{RUN_FILE}"), _MOST_FOLDERS)
             folders += sorted(path.parent for path in runs if path.is_file())

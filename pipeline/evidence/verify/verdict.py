@@ -39,7 +39,7 @@ HOST = "host facts"
 _MEASURE_AGAIN = (
     "Facts of the host cannot be added to a finished run. `sm120 host facts --json > facts.json`,"
     " `sm120 host attest facts.json`, then measure again with"
-    " `sm120 bench … --host-facts facts.json --out FOLDER`."
+    " `sm120 bench … --host-facts facts.json --output FOLDER`."
 )
 _PUT_BESIDE = (
     "Put the file that `sm120 bench run --host-facts` was given, and its statement, beside the page"

@@ -47,7 +47,7 @@ def require_plain_file(path: Path) -> None:
 
 
 def runs_in(path: Path) -> list[Path]:
-    """The runs that a path names: itself, or those in a folder that `bench --out` made."""
+    """The runs that a path names: itself, or those in a folder that `bench --output` made."""
     if is_run(path):
         return [run_folder(path)]
     return sorted(file.parent for file in path.glob(f"*/{RUN_FILE}")) if path.is_dir() else []

@@ -107,7 +107,7 @@ def measured_alone(folder: Path) -> Iterator[None]:
     """Two programs that measure into one folder would write over each other's requests."""
     busy = RunInvalid(
         f"{folder}: another `sm120 bench` is measuring into it",
-        "Wait until that one has ended, or name another folder with --out.",
+        "Wait until that one has ended, or name another folder with --output.",
     )
     path = folder / _LOCK
     with os_errors_explained(folder):

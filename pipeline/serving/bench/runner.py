@@ -66,7 +66,7 @@ class Bench:
             if self._run.state == "complete":
                 log.say(
                     f"The run in {self.folder} is finished: nothing is measured."
-                    " --out with another folder measures again."
+                    " --output with another folder measures again."
                 )
                 return self._run
             with self._written_on_failure():
@@ -114,7 +114,7 @@ class Bench:
         if others := resume_differences(run, self.inputs, facts):
             raise RunInvalid(
                 f"{self.folder}: holds a run with another {' and another '.join(others)}",
-                "Name another folder with --out.",
+                "Name another folder with --output.",
             )
         # before anything is added to it, and before a finished one is stated anew
         with log.watched(f"Reading the requests in {self.folder}"):
@@ -291,7 +291,7 @@ def measure_in_turns(first: Bench, second: Bench) -> list[BenchRun]:
             if (bench.folder / RUN_FILE).exists():
                 raise RunInvalid(
                     f"{bench.folder}: holds a run, and turns cannot be gone on with",
-                    "Name another folder with --out.",
+                    "Name another folder with --output.",
                 )
             bench._run = bench._begun(facts).model_copy(update={"turns": token})
             stack.enter_context(bench._written_on_failure())

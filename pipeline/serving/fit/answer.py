@@ -195,7 +195,7 @@ def parallel_hint(model: Architecture, question: FitQuestion, result: FitAnswer,
     # measured weights are those of as many cards as they were measured with
     more = range(question.tp + 1, 1 if question.measured_bytes else _MOST_CARDS + 1)
     if tp := _first((n for n in more if n % question.dcp == 0), lambda n: fits(tp=n)):
-        gpus = f"--gpus {tp}" if tp > cards else ""
+        gpus = f"--gpu-count {tp}" if tp > cards else ""
         flags = [gpus, "" if gpus and question.tp == cards else f"--tp {tp}"]
         options.append(" ".join(filter(None, flags)))
     if room.kv_bytes > 0:
@@ -225,7 +225,7 @@ def hybrid_hint(model: GgufModel, machine: FitMachine, batch: Batch, layout: Lay
         options.append(f"--ctx {tokens // 1024}k")
     more = range(machine.cards + 1, _MOST_LLAMA_CARDS + 1)
     if cards := _first(more, lambda n: fits(replace(machine, cards=n))):
-        options.append(f"--gpus {cards}")
+        options.append(f"--gpu-count {cards}")
     return f"{_sentence(options)} A smaller quant needs less."
 
 

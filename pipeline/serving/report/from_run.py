@@ -43,7 +43,7 @@ def read_run_data(path: Path) -> RunData:
     """A run by its folder or file."""
     folder = run_folder(path)
     run = read_run(folder)
-    # `bench --out DIR` makes DIR/WORKLOAD: the name that a user chose is the one above
+    # `bench --output DIR` makes DIR/WORKLOAD: the name that a user chose is the one above
     whole = folder.resolve()
     parts = whole.parts[-2:] if whole.name == run.workload.name else whole.parts[-1:]
     return run_data(

@@ -110,7 +110,7 @@ def require_own_folder(place: LockedFolder, pins: Sequence[FilePin]) -> None:
         if (held.name, held.repository) != (place.lock.name, place.lock.repository):
             raise SpecInvalid(
                 f"{place.root}: holds {held.name} of {held.repository}",
-                "Choose another folder with --to: one folder, one set.",
+                "Choose another folder with --output: one folder, one set.",
             )
     if place.root.exists() and not place.root.is_dir():
         raise StoreUnwritable(f"{place.root}: is not a folder")
@@ -134,12 +134,12 @@ def require_own_folder(place: LockedFolder, pins: Sequence[FilePin]) -> None:
         if not real.is_relative_to(root):
             raise StoreUnwritable(
                 f"{folder}: leads out of {place.root}, to {real}",
-                "Move that link away, or name another folder with --to.",
+                "Move that link away, or name another folder with --output.",
             )
         standing = next(path for path in (real, *real.parents) if path.exists())
         if not standing.is_dir():
             raise StoreUnwritable(
-                f"{standing}: is not a folder", "Move it, or choose another with --to."
+                f"{standing}: is not a folder", "Move it, or choose another with --output."
             )
 
 

@@ -124,7 +124,7 @@ def test_only_one_program_measures_into_a_folder(tmp_path: Path) -> None:
         busy = pytest.raises(RunInvalid, match="another `sm120 bench` is measuring into it")
         with busy as refused, measured_alone(tmp_path / "run"):
             pass
-        assert "--out" in refused.value.hint
+        assert "--output" in refused.value.hint
         with measured_alone(tmp_path / "other"):
             pass
     with measured_alone(tmp_path / "run"):

@@ -434,7 +434,7 @@ def test_a_finished_run_is_said_to_be_one_and_left_as_it_is(
         assert server.world.requests == asked
     assert (tmp_path / RUN_FILE).read_bytes() == before
     said = capsys.readouterr().err
-    assert "is finished: nothing is measured. --out with another folder" in said
+    assert "is finished: nothing is measured. --output with another folder" in said
     assert "Measuring" not in said
 
 
@@ -474,7 +474,7 @@ def test_a_finished_run_that_was_edited_is_not_taken_for_measured(
         file.write_text(file.read_text().replace(f'"output_tok_s":{was}', '"output_tok_s":9999.5'))
         with pytest.raises(NumberChanged, match=r"is 9999\.5, by its requests") as edited:
             _bench(server, tmp_path, _workload()).run()
-    assert "--out" in edited.value.hint
+    assert "--output" in edited.value.hint
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone"])

@@ -17,7 +17,7 @@ from pipeline.serving.bench.workload import read_workload
 from tests.testbed.bench_faults import bench_server
 from tests.unit.support import ROOT, Command
 
-_SMALL = ("--concurrency", "2", "--requests", "4", "--input", "60", "--output", "5")
+_SMALL = ("--concurrency", "2", "--requests", "4", "--input-tokens", "60", "--output-tokens", "5")
 _FAST = ("--repeats", "1", "--no-self-test")
 
 
@@ -39,7 +39,7 @@ def test_the_help_of_bench_is_its_help_alone(sm120: Command) -> None:
 
 def test_the_word_run_may_be_left_out(sm120: Command, tmp_path: Path) -> None:
     with bench_server() as server:
-        done = sm120("bench", server.url, *_SMALL, *_FAST, "--out", str(tmp_path))
+        done = sm120("bench", server.url, *_SMALL, *_FAST, "--output", str(tmp_path))
     assert done.code == 0
     assert "output tok/s" in done.out
     assert "one trial, which says nothing of its error" in done.out
@@ -50,7 +50,7 @@ def test_the_word_run_may_be_left_out(sm120: Command, tmp_path: Path) -> None:
 
 
 def test_options_may_come_before_the_target(sm120: Command, tmp_path: Path) -> None:
-    words = (*_SMALL, "--out", str(tmp_path / "out"), "http://127.0.0.1:9")
+    words = (*_SMALL, "--output", str(tmp_path / "out"), "http://127.0.0.1:9")
     assert sm120("bench", *words).error == "BenchUnanswered"
     wrong = sm120("bench", "--no-such-thing", "http://127.0.0.1:9")
     assert wrong.code == 2
@@ -62,7 +62,7 @@ def test_a_run_of_another_workload_in_the_folder_is_left_alone(
     sm120: Command, tmp_path: Path
 ) -> None:
     with bench_server() as server:
-        words = ("bench", server.url, *_SMALL, *_FAST, "--out", str(tmp_path))
+        words = ("bench", server.url, *_SMALL, *_FAST, "--output", str(tmp_path))
         assert sm120(*words).code == 0
         before = (tmp_path / "quick" / "bench.json").read_bytes()
         assert sm120(*words, "--requests", "5").error == "RunInvalid"
@@ -73,7 +73,9 @@ def test_a_void_cell_ends_with_a_code_of_its_own_and_the_result_is_kept(
     sm120: Command, tmp_path: Path
 ) -> None:
     with bench_server("malformed") as server:
-        done = sm120("bench", "run", server.url, *_SMALL, *_FAST, "--json", "--out", str(tmp_path))
+        done = sm120(
+            "bench", "run", server.url, *_SMALL, *_FAST, "--json", "--output", str(tmp_path)
+        )
     assert done.code == 93
     assert json.loads(done.out)[0]["cells"][0]["state"] == "void"
     assert "c2" in done.err
@@ -83,22 +85,31 @@ def test_a_void_cell_ends_with_a_code_of_its_own_and_the_result_is_kept(
 def test_a_cell_that_is_void_for_loops_alone_names_what_allows_them(
     sm120: Command, tmp_path: Path
 ) -> None:
-    long = ("--concurrency", "2", "--requests", "4", "--input", "60", "--output", "30")
+    long = (
+        "--concurrency",
+        "2",
+        "--requests",
+        "4",
+        "--input-tokens",
+        "60",
+        "--output-tokens",
+        "30",
+    )
     with bench_server("loops") as server:
-        words = ("bench", server.url, *long, *_FAST, "--out", str(tmp_path))
+        words = ("bench", server.url, *long, *_FAST, "--output", str(tmp_path))
         done = sm120(*words)
         assert done.code == 93
         assert "--allow-loops" in done.err
-        assert sm120(*words, "--allow-loops", "--out", str(tmp_path / "marked")).code == 0
+        assert sm120(*words, "--allow-loops", "--output", str(tmp_path / "marked")).code == 0
     with bench_server("malformed") as server:
-        failed = sm120("bench", server.url, *_SMALL, *_FAST, "--out", str(tmp_path / "failed"))
+        failed = sm120("bench", server.url, *_SMALL, *_FAST, "--output", str(tmp_path / "failed"))
     assert failed.code == 93
     assert "--allow-loops" not in failed.err
 
 
 def test_a_mark_of_every_trial_is_said_once(sm120: Command, tmp_path: Path) -> None:
     with bench_server("short") as server:
-        words = ("--repeats", "2", "--no-self-test", "--out", str(tmp_path))
+        words = ("--repeats", "2", "--no-self-test", "--output", str(tmp_path))
         out = sm120("bench", server.url, *_SMALL, *words).out
     marks = [line for line in out.splitlines() if line.startswith("c2: short-answers")]
     assert marks == [
@@ -131,7 +142,7 @@ def test_workloads_are_listed(sm120: Command) -> None:
 def test_what_cannot_be_measured_is_said(
     sm120: Command, tmp_path: Path, words: tuple[str, ...], code: int
 ) -> None:
-    done = sm120("bench", *words, "--out", str(tmp_path))
+    done = sm120("bench", *words, "--output", str(tmp_path))
     assert done.code == code
     assert not (tmp_path / "quick" / "bench.json").exists()
 
@@ -141,7 +152,7 @@ def test_a_file_without_facts_does_not_stand_for_a_host(
     sm120: Command, tmp_path: Path, text: str
 ) -> None:
     (tmp_path / "facts.json").write_text(text)
-    words = ("--host-facts", str(tmp_path / "facts.json"), "--out", str(tmp_path / "out"))
+    words = ("--host-facts", str(tmp_path / "facts.json"), "--output", str(tmp_path / "out"))
     assert sm120("bench", "http://127.0.0.1:9", *words).error == "FactsUnreadable"
     assert not (tmp_path / "out").exists()
 

@@ -33,7 +33,7 @@ def key(
     checkout: Checkout, sm120: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key that signs, and a trust file that knows it."""
-    entry = sm120("evidence", "new-key", "bench", "--to", tmp_path / "keys").out
+    entry = sm120("evidence", "new-key", "bench", "--output", tmp_path / "keys").out
     (checkout.root / "lockfiles" / "trust.yaml").write_text(f"format: 1\nkeys:\n{entry}")
     monkeypatch.setenv("SM120_SIGNING_KEY", (tmp_path / "keys" / "bench.pem").read_text())
 
@@ -176,7 +176,7 @@ def test_a_number_that_does_not_follow_is_not_signed(sm120: Command, run: Path) 
 def test_one_changed_digit_in_a_reports_data_is_named(sm120: Command, run: Path) -> None:
     assert sm120("bench", "attest", run).code == 0
     page = run.parent / "report.html"
-    assert sm120("report", run, "--to", page).code == 0
+    assert sm120("report", run, "--output", page).code == 0
     assert sm120("verify", page).code == 73
     text = page.read_text()
     mean = json.dumps(read_run(run).cells[0].intervals["output_tok_s"].mean)
@@ -224,7 +224,7 @@ def test_nobody_waits_for_a_pipe_in_the_place_of_a_file(
     os.mkfifo(run / name)
     assert sm120("bench", "attest", run).code == 10
     assert sm120("verify", run).code in (41, 71, 73)
-    shown = sm120("report", run, "--to", "r.html")
+    shown = sm120("report", run, "--output", "r.html")
     assert shown.code == (0 if name == "requests.jsonl" else 10)
 
 
@@ -241,7 +241,7 @@ def test_the_folder_of_out_stands_for_the_run_in_it(sm120: Command, run: Path, k
     assert sm120("bench", "attest", out).code == 0
     assert (out / "quick" / f"{RUN_FILE}{SUFFIX}").is_file()
     assert "numbers  valid" in sm120("verify", out).out
-    assert sm120("report", out, "--to", "r.html").code == 0
+    assert sm120("report", out, "--output", "r.html").code == 0
     # three folders below the page, and never named
     found = sm120("verify", "r.html").out
     assert "numbers of the report  valid" in found
@@ -255,7 +255,7 @@ def test_of_several_runs_a_comparison_asks_which(sm120: Command, run: Path) -> N
     assert asked.error == "RunInvalid"
     assert "quick, tiny" in asked.err
     assert sm120("verify", out).out.count("numbers  valid") == 2
-    assert sm120("report", out, "--to", "r.md").code == 0
+    assert sm120("report", out, "--output", "r.md").code == 0
 
 
 def test_a_folder_without_a_run_is_still_refused(sm120: Command, tmp_path: Path) -> None:
@@ -273,12 +273,12 @@ def test_two_nights_of_one_workload_are_told_apart_in_a_report(sm120: Command, r
     workload = read_run(run).workload.name
     for night in ("monday", "tuesday"):
         shutil.copytree(run, run.parent / night / workload)
-    assert sm120("report", "monday", "tuesday", "--to", "r.html", "--to", "r.md").code == 0
+    assert sm120("report", "monday", "tuesday", "--output", "r.html", "--output", "r.md").code == 0
     text = (run.parent / "r.md").read_text()
     assert f"(monday/{workload})" in text
     assert f"(tuesday/{workload})" in text
     assert sm120("verify", "r.html").out.count("numbers of the report  valid") == 2
-    assert sm120("report", "monday", "tuesday", "--to", "public.md", "--redact").code == 0
+    assert sm120("report", "monday", "tuesday", "--output", "public.md", "--redact").code == 0
     assert "monday" not in (run.parent / "public.md").read_text()
 
 

@@ -20,7 +20,7 @@ class World(LiveRecipe):
     """Starts of the recipe."""
 
     def starts(self, out: Path, *more: str) -> Ended:
-        words = ("--workload", "start", "--out", str(out), *more)
+        words = ("--workload", "start", "--output", str(out), *more)
         return self.sm120("bench", "brainy", *words)
 
 

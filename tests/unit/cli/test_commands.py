@@ -98,7 +98,7 @@ def test_a_dry_run_of_a_build_is_a_plan(sm120: Command, checkout: Checkout) -> N
 def test_a_dry_run_of_collecting_fetches_nothing(
     sm120: Command, checkout: Checkout, tmp_path: Path
 ) -> None:
-    ended = sm120("image", "collect", "tiny", "--to", tmp_path / "usb", "--dry-run")
+    ended = sm120("image", "collect", "tiny", "--output", tmp_path / "usb", "--dry-run")
     assert (ended.code, "1 file, " in ended.out) == (0, True)
     assert not (tmp_path / "usb").exists()
 
@@ -107,7 +107,7 @@ def test_what_was_collected_is_there_for_programs_too(
     sm120: Command, checkout: Checkout, tmp_path: Path
 ) -> None:
     usb, wheel = tmp_path / "usb", tmp_path / "mirror" / "thing-1.0-py3-none-any.whl"
-    head = ("image", "collect", "tiny", "--to", usb, "--mirror", tmp_path / "mirror", "--json")
+    head = ("image", "collect", "tiny", "--output", usb, "--mirror", tmp_path / "mirror", "--json")
     images = {"files": 1, "size_bytes": wheel.stat().st_size}
     for arguments, dry_run in ((("--dry-run",), True), ((), False)):
         assert sm120(*head, *arguments).json == {
@@ -230,7 +230,9 @@ def test_errors_are_two_lines_with_their_code(
     write_spec(checkout, tiny_spec(python={"requirements": ["thing==2"]}))
     assert is_plain_error(sm120("build", "tiny"), "LockStale")
     assert is_plain_error(sm120("image", "lock", "--check"), "LockStale")
-    assert is_plain_error(sm120("image", "collect", "tiny", "--to", tmp_path / "y"), "LockStale")
+    assert is_plain_error(
+        sm120("image", "collect", "tiny", "--output", tmp_path / "y"), "LockStale"
+    )
     path = checkout.lock_path("tiny", AMD64)
     path.write_text(path.read_text().replace("thing", "thang"))
     assert is_plain_error(sm120("build", "tiny"), "LockEdited")
@@ -359,7 +361,7 @@ def test_fetch_collects_for_a_machine_without_network(
     sm120: Command, checkout: Checkout, tmp_path: Path
 ) -> None:
     ended = sm120(
-        "image", "collect", "tiny", "--to", tmp_path / "usb", "--mirror", tmp_path / "mirror"
+        "image", "collect", "tiny", "--output", tmp_path / "usb", "--mirror", tmp_path / "mirror"
     )
     assert "1 file," in ended.out
     (tmp_path / "mirror" / "thing-1.0-py3-none-any.whl").unlink()

@@ -36,7 +36,7 @@ def tiny() -> TinyRegistry:
 @pytest.fixture
 def trust(checkout: Checkout, sm120: Command, tmp_path: Path) -> Path:
     """A key, and a trust file that knows it where a checkout keeps one."""
-    entry = sm120("evidence", "new-key", "builder", "--to", tmp_path / "keys").out
+    entry = sm120("evidence", "new-key", "builder", "--output", tmp_path / "keys").out
     path = checkout.root / "lockfiles" / "trust.yaml"
     path.write_text(f"format: 1\nkeys:\n{entry}")
     return path
@@ -197,7 +197,7 @@ def test_a_public_key_may_be_named_for_once(strangers: str, sm120: Command, tmp_
     public = tmp_path / "keys" / "builder.pub"
     assert sm120("verify", strangers, "--key", public).code == 0
     assert sm120("verify", strangers).error == "EvidenceIncomplete", "it was for once"
-    sm120("evidence", "new-key", "other", "--to", tmp_path / "more")
+    sm120("evidence", "new-key", "other", "--output", tmp_path / "more")
     wrong = sm120("verify", strangers, "--key", tmp_path / "more" / "other.pub")
     assert wrong.error == "EvidenceBroken", "who names a key means that one"
     assert "know whose key that is" in wrong.err
@@ -259,15 +259,15 @@ def test_a_key_of_the_checkouts_trust_file_is_said_to_be_that_files(
     ended = sm120("evidence", "untrust-key", tmp_path / "keys" / "builder.pub")
     assert ended.error == "KeyInvalid"
     assert f"is trusted by {trust}, not by " in ended.err
-    assert f"untrust-key builder --from {trust}`" in ended.err
-    assert sm120("evidence", "untrust-key", "builder", "--from", trust).code == 0
+    assert f"untrust-key builder --trust {trust}`" in ended.err
+    assert sm120("evidence", "untrust-key", "builder", "--trust", trust).code == 0
     assert sm120("evidence", "list-keys", "--json").json == []
 
 
 def test_a_key_goes_by_the_name_that_the_list_has_for_it(
     trust: Path, sm120: Command, tmp_path: Path
 ) -> None:
-    sm120("evidence", "new-key", "builder", "--to", tmp_path / "more")
+    sm120("evidence", "new-key", "builder", "--output", tmp_path / "more")
     sm120("evidence", "trust-key", tmp_path / "more" / "builder.pub")
     rows = sm120("evidence", "list-keys", "--json").json
     # the checkout's trust file has another key of this name
@@ -289,7 +289,7 @@ def test_a_key_that_is_believed_about_little_does_not_prove_the_rest(
     strangers: str, sm120: Command, tmp_path: Path
 ) -> None:
     public = tmp_path / "keys" / "builder.pub"
-    sm120("evidence", "trust-key", public, "--for", "provenance", "--to", tmp_path / "few.yaml")
+    sm120("evidence", "trust-key", public, "--for", "provenance", "--trust", tmp_path / "few.yaml")
     ended = sm120("verify", strangers, "--trust", tmp_path / "few.yaml")
     assert "is not trusted for evidence-set" in ended.err
 
@@ -514,11 +514,11 @@ def test_weights_signed_by_a_stranger_or_judged_without_trust_are_not_valid(
     place = str(weights.root)
     sm120("weights", "verify", place)
     sm120("weights", "sign", place, *key_in(tmp_path))
-    entry = sm120("evidence", "new-key", "other", "--to", tmp_path / "more").out
+    entry = sm120("evidence", "new-key", "other", "--output", tmp_path / "more").out
     known = trust.read_text()
     trust.write_text(f"format: 1\nkeys:\n{entry}")
     assert "another key" in sm120("verify", place).err
-    second = sm120("evidence", "new-key", "third", "--to", tmp_path / "more").out
+    second = sm120("evidence", "new-key", "third", "--output", tmp_path / "more").out
     trust.write_text(f"format: 1\nkeys:\n{entry}{second}")
     assert "no key of the trust file" in sm120("verify", place).err
     trust.write_text(known.replace("weights, ", ""))

@@ -165,7 +165,7 @@ def test_a_rollback_plays_its_own_playbook_and_says_what_the_next_provision_does
 @pytest.fixture
 def key(sm120: Command, tmp_path: Path) -> Path:
     """A key, known to a trust file beside it."""
-    entry = sm120("evidence", "new-key", "fleet", "--to", tmp_path / "keys").out
+    entry = sm120("evidence", "new-key", "fleet", "--output", tmp_path / "keys").out
     (tmp_path / "trust.yaml").write_text(f"format: 1\nkeys:\n{entry}")
     return tmp_path / "keys" / "fleet.pem"
 

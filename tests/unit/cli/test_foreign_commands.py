@@ -119,7 +119,7 @@ def test_a_collected_folder_builds_the_same_image_without_network(
 ) -> None:
     sm120("image", "lock", "mine")
     first = sm120("build", "mine", "--accept", "--json").json[0]["digest"]
-    assert sm120("image", "collect", "mine", "--to", tmp_path / "usb").code == 0
+    assert sm120("image", "collect", "mine", "--output", tmp_path / "usb").code == 0
     monkeypatch.delenv("SM120_BASE_REGISTRIES")
     before = len(door.asked)
     store = ("--store", tmp_path / "other")

@@ -248,3 +248,23 @@ def named_commands() -> list[str]:
 @pytest.mark.parametrize("command", named_commands())
 def test_a_command_that_a_message_names_exists(command: str) -> None:
     assert complaint(re.sub(r"\{[^}]*\}+", "X", command).split()) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "now"),
+    [
+        (("weights", "fetch", "tiny", "--to", "w"), "--output"),
+        (("bench", "run", "http://127.0.0.1:9", "--out", "w"), "--output"),
+        (("bench", "run", "http://127.0.0.1:9", "--input", "9"), "--input-tokens"),
+        (("evidence", "trust-key", "README.md", "--to", "w"), "--trust"),
+        (("evidence", "untrust-key", "me", "--from", "w"), "--trust"),
+        (("serve", "tiny-cpu", "--engine", "podman"), "--runtime"),
+        (("weights", "fit", "kimi-k2.6", "--gpus", "8"), "--gpu-count"),
+    ],
+)
+def test_an_option_of_an_earlier_version_is_answered_with_its_name_of_today(
+    sm120: Command, words: tuple[str, ...], now: str
+) -> None:
+    ended = sm120(*words)
+    assert ended.code == 2
+    assert ended.err.rstrip().endswith(f"No such option {words[-2]!r}: it is {now!r} now.")

@@ -73,9 +73,9 @@ def test_a_folder_for_keys_that_cannot_be_made_is_not_taken_for_the_store(
 ) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file" / "x", Path("/proc/x")):
-        ended = sm120("evidence", "new-key", "a", "--to", folder)
+        ended = sm120("evidence", "new-key", "a", "--output", folder)
         assert ended.error == "StoreUnwritable"
-        assert ended.err.splitlines()[-1].strip() == "Name a folder you can write with --to."
+        assert ended.err.splitlines()[-1].strip() == "Name a folder you can write with --output."
 
 
 def test_a_key_that_is_not_there_is_not_answered_with_making_one(sm120: Command) -> None:
@@ -132,13 +132,13 @@ def test_a_folder_that_is_no_run_is_answered_with_what_a_run_is(
 
 
 def test_an_unsigned_report_is_answered_with_what_signs_it(sm120: Command) -> None:
-    sm120("report", "--reference", "kimi-k2-sm120", "--to", "k.html")
+    sm120("report", "--reference", "kimi-k2-sm120", "--output", "k.html")
     ended = sm120("verify", "k.html")
     assert ended.error == "EvidenceUnsigned"
     assert ended.err.splitlines()[-1].endswith("new-key NAME`, then the same `sm120 report` again.")
     sm120("evidence", "new-key", "me")
     assert sm120("verify", "k.html").error == "EvidenceUnsigned"
-    sm120("report", "--reference", "kimi-k2-sm120", "--to", "k.html")
+    sm120("report", "--reference", "kimi-k2-sm120", "--output", "k.html")
     assert sm120("verify", "k.html").code == 0
 
 
@@ -231,9 +231,9 @@ def test_a_rebuild_without_network_says_where_its_inputs_can_come_from(
 ) -> None:
     shutil.rmtree(default_root() / "inputs")
     fix = hint(sm120, "image", "rebuild", "tiny", "--offline")
-    assert "`sm120 image collect tiny --to DIR`" in fix
+    assert "`sm120 image collect tiny --output DIR`" in fix
     # what it says is true
-    sm120("image", "collect", "tiny", "--to", tmp_path / "usb", "--mirror", tmp_path / "mirror")
+    sm120("image", "collect", "tiny", "--output", tmp_path / "usb", "--mirror", tmp_path / "mirror")
     again = sm120("image", "rebuild", "tiny", "--offline", "--mirror", tmp_path / "usb")
     assert again.code == 0, again.err
 

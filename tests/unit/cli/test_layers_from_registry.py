@@ -283,7 +283,7 @@ def test_two_who_compiled_it_sign_one_manifest_and_either_is_enough(
     published: Site, at: str, door: Door
 ) -> None:
     theirs = published.place / "theirs"
-    published("evidence", "new-key", "bob", "--to", str(theirs))
+    published("evidence", "new-key", "bob", "--output", str(theirs))
     published.offline("build", "engine")
     published.publish(at, "plain", "--key", str(theirs / "bob.pem"))
     assert len(published.statements()) == 2
@@ -335,7 +335,7 @@ def signer_of(site: Site, name: str = "") -> Signer:
     """The user's key, or one of somebody else's."""
     path = site.place / "theirs" / f"{name}.pem" if name else None
     if path and not path.exists():
-        site("evidence", "new-key", name, "--to", str(path.parent))
+        site("evidence", "new-key", name, "--output", str(path.parent))
     found = find_signer(path, os.environ)
     assert found is not None
     return found

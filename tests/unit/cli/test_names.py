@@ -51,9 +51,9 @@ def test_names_of_the_checkout_are_completed(args: list[str], expected: list[str
 def test_only_what_begins_so_is_offered_and_options_and_files_as_before() -> None:
     assert completed("--checkout", ROOT, "serve", begun="tiny-c") == ["tiny-cpu"]
     assert completed("--checkout", ROOT, "build", begun="nobody") == []
-    assert completed("serve", begun="--eng") == ["--engine"]
+    assert completed("serve", begun="--runt") == ["--runtime"]
     assert completed("build", "vllm", begun="--off") == ["--offline"]
-    assert completed("serve", "tiny-cpu", "--engine", begun="po") == ["podman"]
+    assert completed("serve", "tiny-cpu", "--runtime", begun="po") == ["podman"]
     shell = BashComplete(cli, {}, "sm120", "_SM120_COMPLETE")
     (item,) = shell.get_completions(["image", "export", "vllm"], "/tm")
     assert (item.type, item.value) == ("file", "/tm")

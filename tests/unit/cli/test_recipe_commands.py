@@ -115,7 +115,7 @@ def test_the_background_and_a_docker_without_cdi_are_options(recipes: Path, sm12
         ("--no-cdi", ("podman",), "podman"),
         ("--no-cdi", ("quadlet",), "quadlet"),
         ("--no-cdi", ("kubernetes",), "kubernetes"),
-        ("--no-cdi", ("systemd", "--runner", "podman"), "podman"),
+        ("--no-cdi", ("systemd", "--runtime", "podman"), "podman"),
     ],
 )
 def test_an_option_that_a_format_cannot_have_is_refused(
@@ -287,7 +287,7 @@ def test_clients_need_neither_image_nor_weights(recipes: Path, sm120: Command) -
 def test_a_file_gets_what_would_be_printed(recipes: Path, sm120: Command, tmp_path: Path) -> None:
     asked = ("--as", "compose", "--registry", REGISTRY)
     printed = render(sm120, *asked).out
-    ended = render(sm120, *asked, "--out", "compose.yaml")
+    ended = render(sm120, *asked, "--output", "compose.yaml")
     assert ended.out == ""
     assert (sm120.cwd / "compose.yaml").read_text() == printed
 

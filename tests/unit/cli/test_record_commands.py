@@ -32,7 +32,7 @@ class Desk:
         self.checkout = made.checkout_copy(place)
         shutil.copytree(made.store.root, place / "store")
         self.key, self.trust = place / "keys" / "me.pem", place / "trust.yaml"
-        entry = self("evidence", "new-key", "me", "--to", place / "keys").out
+        entry = self("evidence", "new-key", "me", "--output", place / "keys").out
         self.trust.write_text(f"format: 1\nkeys:\n{entry}")
 
     def __call__(self, *args: str | Path) -> Ended:
@@ -173,7 +173,7 @@ def test_a_policy_is_asked_after_the_walk(desk: Desk) -> None:
 
 def test_two_keys_sign_one_statement(desk: Desk) -> None:
     desk.record()
-    entry = desk("evidence", "new-key", "second", "--to", desk.place / "keys").out
+    entry = desk("evidence", "new-key", "second", "--output", desk.place / "keys").out
     desk.trust.write_text(f"{desk.trust.read_text()}{entry}")
     again = desk(
         "evidence", "make", "engine", "--key", desk.place / "keys" / "second.pem", "--json"
@@ -264,7 +264,7 @@ def test_a_rebuild_needs_a_key_before_it_begins(desk: Desk) -> None:
 
 
 def test_keys_are_made_shown_and_never_overwritten(desk: Desk) -> None:
-    again = desk("evidence", "new-key", "me", "--to", desk.place / "keys")
+    again = desk("evidence", "new-key", "me", "--output", desk.place / "keys")
     assert again.error == "KeyExists"
     shown = desk("evidence", "show-key", desk.place / "keys" / "me.pub")
     want = key_id(read_private_file(desk.key).public_key())
@@ -287,7 +287,7 @@ def test_a_passphrase_is_taken_from_the_environment(
 ) -> None:
     monkeypatch.setenv("SM120_KEY_PASSPHRASE", "secret")
     assert (
-        desk("evidence", "new-key", "guarded", "--passphrase", "--to", desk.place / "keys").code
+        desk("evidence", "new-key", "guarded", "--passphrase", "--output", desk.place / "keys").code
         == 0
     )
     path = desk.place / "keys" / "guarded.pem"
@@ -299,7 +299,7 @@ def test_a_passphrase_is_taken_from_the_environment(
 
 def test_a_passphrase_is_asked_for(desk: Desk) -> None:
     with mock.patch("click.prompt", return_value="secret"):
-        desk("evidence", "new-key", "asked", "--passphrase", "--to", desk.place / "keys")
+        desk("evidence", "new-key", "asked", "--passphrase", "--output", desk.place / "keys")
     assert "ENCRYPTED" in (desk.place / "keys" / "asked.pem").read_text()
 
 

@@ -81,7 +81,7 @@ def test_a_refusal_with_the_key_is_kept_without_it_by_smoke(
     sm120: Command, tmp_path: Path, before: int
 ) -> None:
     with model_server(Fault(asked=_refusal(before))) as url:
-        done = sm120("--debug", "smoke", url, *SMALL, "--keep", tmp_path / "kept")
+        done = sm120("--debug", "smoke", url, *SMALL, "--output", tmp_path / "kept")
     assert done.error == "SmokeFailed"
     assert (tmp_path / "kept" / "smoke.json.dsse.json").exists()
     require_no_key(tmp_path / "kept", done)
@@ -93,13 +93,31 @@ def test_an_answer_and_a_stream_with_the_key_are_kept_without_it_by_smoke(
 ) -> None:
     with model_server(Fault(text=_answered)) as url:
         done = sm120(
-            "--debug", "smoke", url, *SMALL, "--up-to", "tools", "--keep", tmp_path / "kept", *more
+            "--debug",
+            "smoke",
+            url,
+            *SMALL,
+            "--up-to",
+            "tools",
+            "--output",
+            tmp_path / "kept",
+            *more,
         )
     assert (tmp_path / "kept" / "exchanges.jsonl").exists()
     require_no_key(tmp_path / "kept", done)
 
 
-BENCH = ("--requests", "2", "--input", "32", "--output", "4", "--repeats", "1", "--no-self-test")
+BENCH = (
+    "--requests",
+    "2",
+    "--input-tokens",
+    "32",
+    "--output-tokens",
+    "4",
+    "--repeats",
+    "1",
+    "--no-self-test",
+)
 
 
 @pytest.mark.parametrize("before", [0, *range(40, 400, 20)])
@@ -124,7 +142,7 @@ def test_a_server_that_repeats_the_key_is_measured_without_it(
 
     monkeypatch.setattr(FaultyConnection, "fault_key", fault, raising=False)
     with bench_server("key") as server:
-        words = ("--concurrency", "1", *BENCH, "--out", tmp_path / "bench")
+        words = ("--concurrency", "1", *BENCH, "--output", tmp_path / "bench")
         done = sm120("--debug", "bench", server.url, *words)
     assert done.error == "BenchVoid"
     # beyond some length the message is cut before it comes to the key

@@ -27,7 +27,9 @@ def test_a_run_becomes_a_page_that_holds_its_data(sm120: Command, tmp_path: Path
 
 
 def test_the_ending_of_a_file_says_its_format(sm120: Command, tmp_path: Path) -> None:
-    ended = sm120("report", FOLDER, "--to", "a.md", "--to", "b.csv", "--to", "c.html", "--json")
+    ended = sm120(
+        "report", FOLDER, "--output", "a.md", "--output", "b.csv", "--output", "c.html", "--json"
+    )
     assert ended.code == 0
     assert json.loads(ended.out)["files"] == ["a.md", "b.csv", "c.html"]
     assert (tmp_path / "a.md").read_text().startswith("# Benchmark of example-model")
@@ -35,7 +37,7 @@ def test_the_ending_of_a_file_says_its_format(sm120: Command, tmp_path: Path) ->
 
 
 def test_published_tables_need_no_run(sm120: Command, tmp_path: Path) -> None:
-    assert sm120("report", "--reference", "kimi-k2-sm120", "--to", "k.md").code == 0
+    assert sm120("report", "--reference", "kimi-k2-sm120", "--output", "k.md").code == 0
     assert "5,816" in (tmp_path / "k.md").read_text()
 
 
@@ -84,7 +86,7 @@ def test_nothing_to_show_is_a_usage_error(sm120: Command) -> None:
 
 
 def test_an_unknown_format_is_a_usage_error(sm120: Command) -> None:
-    ended = sm120("report", FOLDER, "--to", "report.docx")
+    ended = sm120("report", FOLDER, "--output", "report.docx")
     assert ended.code == 2
     assert "must end with .html, .pdf, .md or .csv" in ended.err
 
@@ -103,7 +105,7 @@ def test_a_pdf_without_a_browser_is_an_error_that_says_what_to_do(
     sm120: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
-    ended = sm120("report", FOLDER, "--to", "r.pdf")
+    ended = sm120("report", FOLDER, "--output", "r.pdf")
     assert (ended.code, ended.error) == (42, "MissingTool")
 
 
@@ -127,7 +129,7 @@ def test_a_run_whose_number_was_changed_says_so_in_its_report(
     text = (run / "bench.json").read_text()
     changed = re.sub(r'("output_tok_s":)\d+', r"\g<1>9", text, count=1)
     (run / "bench.json").write_text(changed)
-    shown = sm120("report", run, "--to", "report.html", "--to", "public.md")
+    shown = sm120("report", run, "--output", "report.html", "--output", "public.md")
     assert evidence(tmp_path / "report.html")["numbers"][0] == "changed"
     # not only at the end of the page: on the terminal, and among its warnings
     assert f"{run}: numbers: changed: /cells/0/" in shown.err

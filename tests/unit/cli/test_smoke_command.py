@@ -50,7 +50,7 @@ def test_a_tiny_server_climbs_to_the_top_and_the_result_is_json(
     sm120: Command, tmp_path: Path
 ) -> None:
     with _running(ModelServer(can_count_only=True)) as url:
-        done = sm120("smoke", url, "--no-quality", *SMALL, "--json", "--keep", tmp_path / "kept")
+        done = sm120("smoke", url, "--no-quality", *SMALL, "--json", "--output", tmp_path / "kept")
     result = json.loads(done.out)
     assert (done.code, result["verdict"], result["last_good"]) == (0, "passed", "memory")
     assert json.loads((tmp_path / "kept" / "smoke.json").read_bytes()) == result
@@ -170,7 +170,7 @@ def kept(sm120: Command, tmp_path: Path) -> Path:
     """The folder of a climb of an address, with its signed statement."""
     assert sm120("evidence", "new-key", "me").code == 0
     with _running(ModelServer(can_count_only=True)) as url:
-        done = sm120("smoke", url, *CLIMB, "--keep", tmp_path / "kept")
+        done = sm120("smoke", url, *CLIMB, "--output", tmp_path / "kept")
     assert done.code == 0, done.err
     assert f"{tmp_path / 'kept' / 'smoke.json.dsse.json'}, signed by me" in done.err
     return tmp_path / "kept"
@@ -206,9 +206,9 @@ def test_a_changed_file_of_a_stated_climb_is_broken(sm120: Command, kept: Path, 
 def test_a_climb_that_another_key_signed_is_not_believed(
     sm120: Command, kept: Path, tmp_path: Path
 ) -> None:
-    assert sm120("evidence", "new-key", "other", "--to", tmp_path / "usb").code == 0
+    assert sm120("evidence", "new-key", "other", "--output", tmp_path / "usb").code == 0
     trust = tmp_path / "trust.yaml"
-    sm120("evidence", "trust-key", tmp_path / "usb" / "other.pub", "--to", trust)
+    sm120("evidence", "trust-key", tmp_path / "usb" / "other.pub", "--trust", trust)
     assert sm120("verify", kept, "--trust", trust).error == "EvidenceBroken"
 
 

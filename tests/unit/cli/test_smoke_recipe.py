@@ -295,9 +295,18 @@ def test_a_benchmark_of_a_recipe_on_another_host_goes_through_its_connection(
 
     monkeypatch.setattr(bench_module, "machine_of_all", near)
     monkeypatch.setattr("pipeline.serving.serve.run.is_healthy", lambda door: door == socket)
-    small = ("--concurrency", "1", "--requests", "2", "--input", "60", "--output", "5")
+    small = (
+        "--concurrency",
+        "1",
+        "--requests",
+        "2",
+        "--input-tokens",
+        "60",
+        "--output-tokens",
+        "5",
+    )
     words = ("--on", "rig1", *small, "--repeats", "1", "--model", "stub")
-    ended = world.sm120("bench", "brainy", *words, "--no-self-test", "--out", tmp_path / "out")
+    ended = world.sm120("bench", "brainy", *words, "--no-self-test", "--output", tmp_path / "out")
     loop.call_soon_threadsafe(running.close)
     assert "through the SSH connection to rig1" in ended.err
     run = read_run(tmp_path / "out" / "quick")

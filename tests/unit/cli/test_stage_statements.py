@@ -207,7 +207,7 @@ def test_an_open_own_key_signs_nothing(checkout: Checkout, sm120: Command) -> No
 def test_a_key_made_elsewhere_is_neither_used_nor_trusted_by_itself(
     built: str, sm120: Command, tmp_path: Path
 ) -> None:
-    sm120("evidence", "new-key", "me", "--to", tmp_path / "usb")
+    sm120("evidence", "new-key", "me", "--output", tmp_path / "usb")
     assert "unsigned" in build_tiny(sm120).out
     sm120("evidence", "make", "tiny", "--key", tmp_path / "usb" / "me.pem")
     assert sm120("verify", "tiny").error == "EvidenceIncomplete"
@@ -222,7 +222,7 @@ def test_a_trust_file_has_the_last_word_on_an_own_key(
     path = checkout.root / "lockfiles" / "trust.yaml"
     path.write_text(f"format: 1\nkeys:\n{entry}{gone}")
     assert sm120("verify", "tiny").error == "EvidenceBroken"
-    other = sm120("evidence", "new-key", "other", "--to", checkout.root / "x").out
+    other = sm120("evidence", "new-key", "other", "--output", checkout.root / "x").out
     path.write_text(f"format: 1\nkeys:\n{other.replace('- name: other', '- name: me')}")
     assert sm120("verify", "tiny").code == 0, "another key of the same name"
     assert sm120("verify", "tiny", "--trust", path).error == "EvidenceBroken", (
@@ -521,7 +521,7 @@ def test_a_user_without_a_home_has_no_key_and_is_told_so_only_when_making_one(
     assert sm120("verify", "tiny").error == "EvidenceUnsigned"
     ended = sm120("evidence", "new-key", "me")
     assert (ended.error, "Set HOME" in ended.err) == ("KeyInvalid", True)
-    assert sm120("evidence", "new-key", "me", "--to", tmp_path / "keys").code == 0
+    assert sm120("evidence", "new-key", "me", "--output", tmp_path / "keys").code == 0
 
 
 @pytest.mark.parametrize("junk", [b"", b"no key", bytes(1 << 17)])

@@ -55,7 +55,7 @@ def lock_file(sm120: Command) -> Path:
 
 def test_from_a_spec_to_files_in_two_commands(hub: TestHub, sm120: Command) -> None:
     assert sm120("weights", "lock", "tiny").code == 0
-    ended = sm120("weights", "fetch", "tiny", "--to", "w")
+    ended = sm120("weights", "fetch", "tiny", "--output", "w")
     assert ended.code == 0, ended.err
     assert "3 files are right, 3 of them new" in ended.out
     assert "statement: w/.sm120/record.dsse.json, unsigned" in ended.out
@@ -63,7 +63,7 @@ def test_from_a_spec_to_files_in_two_commands(hub: TestHub, sm120: Command) -> N
         assert (sm120.cwd / "w" / path).read_bytes() == data
     (place,) = find_places(sm120.cwd / "w")
     assert place.lock == read_weights_lock(lock_file(sm120))
-    again = sm120("weights", "fetch", "tiny", "--to", "w", "--json").json
+    again = sm120("weights", "fetch", "tiny", "--output", "w", "--json").json
     assert (again["brought"], again["files"]) == ([], 3)
 
 
@@ -108,7 +108,7 @@ def test_a_lock_is_checked_offline(hub: TestHub, sm120: Command) -> None:
     assert "current" in sm120("weights", "lock", "--check").out
     write_spec(sm120.cwd, exclude=["*.py"])
     assert sm120("weights", "lock", "--check", "tiny").error == "LockStale"
-    assert sm120("weights", "fetch", "tiny", "--to", "w").error == "LockStale"
+    assert sm120("weights", "fetch", "tiny", "--output", "w").error == "LockStale"
     assert hub.asked == []
 
 
@@ -137,7 +137,7 @@ def test_an_index_is_read_and_its_missing_shards_named(hub: TestHub, sm120: Comm
 
 def test_the_hub_layout_gets_links_and_a_name_for_the_commit(hub: TestHub, sm120: Command) -> None:
     sm120("weights", "lock", "tiny")
-    assert sm120("weights", "fetch", "tiny", "--to", "cache", "--hub-cache").code == 0
+    assert sm120("weights", "fetch", "tiny", "--output", "cache", "--hub-cache").code == 0
     root = sm120.cwd / "cache" / "models--org--tiny"
     commit = (root / "refs" / "main").read_text()
     assert (root / "snapshots" / commit / "modeling.py").read_bytes() == FILES["modeling.py"]
@@ -147,12 +147,12 @@ def test_the_hub_layout_gets_links_and_a_name_for_the_commit(hub: TestHub, sm120
 
 def test_a_subset_and_a_folder_and_offline(hub: TestHub, sm120: Command) -> None:
     sm120("weights", "lock", "tiny")
-    sm120("weights", "fetch", "tiny", "--to", "one", "--only", "*.json", "--only", "*.py")
+    sm120("weights", "fetch", "tiny", "--output", "one", "--only", "*.json", "--only", "*.py")
     assert not (sm120.cwd / "one" / "model.safetensors").exists()
-    ended = sm120("weights", "fetch", "tiny", "--to", "two", "--from", "one", "--offline")
+    ended = sm120("weights", "fetch", "tiny", "--output", "two", "--from", "one", "--offline")
     assert ended.error == "OfflineMiss"
     assert "--from" in ended.err
-    one = ("weights", "fetch", "tiny", "--to", "two", "--from", "one")
+    one = ("weights", "fetch", "tiny", "--output", "two", "--from", "one")
     assert sm120(*one, "--offline", "--only", "*.json").code == 0
     assert sm120(*one).code == 0
     assert hub.sent_bytes("config.json") == len(FILES["config.json"])
@@ -160,12 +160,12 @@ def test_a_subset_and_a_folder_and_offline(hub: TestHub, sm120: Command) -> None
 
 def test_a_folder_that_was_carried_over_is_enough(hub: TestHub, sm120: Command) -> None:
     sm120("weights", "lock", "tiny")
-    sm120("weights", "fetch", "tiny", "--to", "disk")
-    sm120("weights", "fetch", "org/tiny", "--to", "cache", "--hub-cache")
+    sm120("weights", "fetch", "tiny", "--output", "disk")
+    sm120("weights", "fetch", "org/tiny", "--output", "cache", "--hub-cache")
     lock_file(sm120).unlink()
     hub.asked.clear()
     for name, source, target in (("tiny", "disk", "a"), ("org/tiny", "cache", "b")):
-        ended = sm120("weights", "fetch", name, "--to", target, "--from", source, "--offline")
+        ended = sm120("weights", "fetch", name, "--output", target, "--from", source, "--offline")
         assert ended.code == 0, ended.err
         assert f"by the lock in {source}" in ended.err
         assert "3 files are right, 3 of them new" in ended.out
@@ -175,10 +175,10 @@ def test_a_folder_that_was_carried_over_is_enough(hub: TestHub, sm120: Command) 
 
 def test_the_checkouts_lock_goes_before_the_one_in_a_folder(hub: TestHub, sm120: Command) -> None:
     sm120("weights", "lock", "tiny")
-    sm120("weights", "fetch", "tiny", "--to", "disk")
+    sm120("weights", "fetch", "tiny", "--output", "disk")
     hub.add("org/tiny", {**FILES, "config.json": b"{}"})
     sm120("weights", "lock", "tiny")
-    ended = sm120("weights", "fetch", "tiny", "--to", "a", "--from", "disk", "--offline")
+    ended = sm120("weights", "fetch", "tiny", "--output", "a", "--from", "disk", "--offline")
     assert ended.error == "OfflineMiss"
     assert "config.json" in ended.err
 
@@ -187,11 +187,11 @@ def test_a_lock_in_a_folder_that_is_damaged_or_of_something_else_is_refused(
     hub: TestHub, sm120: Command
 ) -> None:
     sm120("weights", "lock", "tiny")
-    sm120("weights", "fetch", "tiny", "--to", "disk")
+    sm120("weights", "fetch", "tiny", "--output", "disk")
     lock_file(sm120).unlink()
     hub.add("org/other", FILES)
-    take = ("weights", "fetch", "tiny", "--to", "a", "--offline", "--from")
-    assert sm120("weights", "fetch", "org/other", "--to", "other").code == 0
+    take = ("weights", "fetch", "tiny", "--output", "a", "--offline", "--from")
+    assert sm120("weights", "fetch", "org/other", "--output", "other").code == 0
     ended = sm120(*take, "other")
     assert ended.error == "WeightsUnknown"
     assert "other has org--other of org/other" in ended.err
@@ -216,13 +216,13 @@ def test_a_lock_in_a_folder_that_is_damaged_or_of_something_else_is_refused(
 
 @pytest.mark.parametrize("limit", ["0", "fast", "-1MB/s", "1XB/s", "MB/s"])
 def test_a_rate_that_is_none_is_a_usage_error(hub: TestHub, sm120: Command, limit: str) -> None:
-    assert sm120("weights", "fetch", "tiny", "--to", "w", "--limit-rate", limit).code == 2
+    assert sm120("weights", "fetch", "tiny", "--output", "w", "--limit-rate", limit).code == 2
 
 
 @pytest.mark.parametrize("limit", ["200MB/s", "1.5 GB/s", "3000KiB", "5000000", "10M"])
 def test_a_rate_may_be_written_in_several_ways(hub: TestHub, sm120: Command, limit: str) -> None:
     sm120("weights", "lock", "tiny")
-    ended = sm120("weights", "fetch", "tiny", "--to", "w", "--limit-rate", limit, "--jobs", "2")
+    ended = sm120("weights", "fetch", "tiny", "--output", "w", "--limit-rate", limit, "--jobs", "2")
     assert ended.code == 0, ended.err
 
 
@@ -239,23 +239,23 @@ def test_a_wrong_option_is_named(
     hub: TestHub, sm120: Command, args: tuple[str, ...], code: int, error: str
 ) -> None:
     sm120("weights", "lock", "tiny")
-    ended = sm120("weights", "fetch", "tiny", "--to", "w", *args)
+    ended = sm120("weights", "fetch", "tiny", "--output", "w", *args)
     assert (ended.code, ended.error) == (code, error)
 
 
 def test_unknown_weights_and_missing_locks_have_their_own_codes(
     hub: TestHub, sm120: Command
 ) -> None:
-    assert sm120("weights", "fetch", "other", "--to", "w").error == "WeightsUnknown"
+    assert sm120("weights", "fetch", "other", "--output", "w").error == "WeightsUnknown"
     assert sm120("weights", "lock", "other").error == "WeightsUnknown"
-    assert sm120("weights", "fetch", "tiny", "--to", "w").error == "LockMissing"
+    assert sm120("weights", "fetch", "tiny", "--output", "w").error == "LockMissing"
     assert sm120("weights", "lock").error == "SpecInvalid"
 
 
 def test_wrong_bytes_end_with_21_and_no_file(hub: TestHub, sm120: Command) -> None:
     sm120("weights", "lock", "tiny")
     hub.fail("model.safetensors", fault.flip(9), times=ALWAYS)
-    ended = sm120("weights", "fetch", "tiny", "--to", "w")
+    ended = sm120("weights", "fetch", "tiny", "--output", "w")
     assert ended.error == "DigestMismatch"
     assert "model.safetensors" in ended.err
     assert not (sm120.cwd / "w" / "model.safetensors").exists()
@@ -265,9 +265,9 @@ def test_wrong_bytes_end_with_21_and_no_file(hub: TestHub, sm120: Command) -> No
 def test_a_target_that_cannot_be_written_is_explained(hub: TestHub, sm120: Command) -> None:
     sm120("weights", "lock", "tiny")
     (sm120.cwd / "w").write_bytes(b"")
-    ended = sm120("weights", "fetch", "tiny", "--to", "w")
+    ended = sm120("weights", "fetch", "tiny", "--output", "w")
     assert ended.error == "StoreUnwritable"
-    assert "--to" in ended.err
+    assert "--output" in ended.err
 
 
 def test_offline_by_the_hubs_own_variable(
@@ -277,7 +277,7 @@ def test_offline_by_the_hubs_own_variable(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub.asked.clear()
     assert sm120("weights", "lock", "tiny").error == "OfflineMiss"
-    assert sm120("weights", "fetch", "tiny", "--to", "w").error == "OfflineMiss"
+    assert sm120("weights", "fetch", "tiny", "--output", "w").error == "OfflineMiss"
     assert hub.asked == []
 
 
@@ -290,7 +290,7 @@ def test_any_model_is_locked_and_fetched_by_its_name_on_the_hub(
     assert f"3 files, 102.4 kB, commit {commit}, locked" in ended.out
     assert not (sm120.cwd / "lockfiles/weights/some-org--new+model.yaml").exists()
     hub.add("Some-Org/New_Model", {**FILES, "config.json": b"{}"})
-    fetched = sm120("weights", "fetch", "Some-Org/New_Model", "--to", "w", "--json").json
+    fetched = sm120("weights", "fetch", "Some-Org/New_Model", "--output", "w", "--json").json
     assert (fetched["commit"], len(fetched["brought"])) == (commit, 3)
     assert sm120("weights", "verify", "w").code == 0
     rows = {row["name"]: row for row in sm120("weights", "list", "--json").json}
@@ -305,18 +305,18 @@ def test_a_model_is_fetched_outside_a_checkout_and_its_folder_keeps_the_commit(
     (sm120.cwd / "images").rmdir()
     first = hub.add("org/other", FILES)
     hub.fail("model.safetensors", fault.status(403), times=ALWAYS)
-    assert sm120("weights", "fetch", "org/other", "--to", "w").code != 0
+    assert sm120("weights", "fetch", "org/other", "--output", "w").code != 0
     hub.forgive()
     # the branch moved while the first run was away: what is half here must stay of one commit
     second = hub.add("org/other", {**FILES, "config.json": b"{}"})
-    assert sm120("weights", "fetch", "org/other", "--to", "w", "--json").json["commit"] == first
+    assert sm120("weights", "fetch", "org/other", "--output", "w", "--json").json["commit"] == first
     assert (sm120.cwd / "w/config.json").read_bytes() == FILES["config.json"]
     hub.asked.clear()
-    assert sm120("weights", "fetch", "org/other", "--to", "w", "--offline").code == 0
+    assert sm120("weights", "fetch", "org/other", "--output", "w", "--offline").code == 0
     assert hub.asked == []
-    new = sm120("weights", "fetch", "org/other", "--to", "w2", "--hub-cache", "--json").json
+    new = sm120("weights", "fetch", "org/other", "--output", "w2", "--hub-cache", "--json").json
     assert new["commit"] == second
-    again = sm120("weights", "fetch", "org/other", "--to", "w2", "--hub-cache", "--offline")
+    again = sm120("weights", "fetch", "org/other", "--output", "w2", "--hub-cache", "--offline")
     assert again.code == 0, again.err
 
 
@@ -324,21 +324,21 @@ def test_a_revision_is_fetched_by_its_name_or_commit(hub: TestHub, sm120: Comman
     old = hub.add("org/other", FILES, "v1")
     hub.add("org/other", {"config.json": b"{}"})
     for revision in ("v1", old):
-        fetch = ("weights", "fetch", f"org/other@{revision}", "--to", revision, "--json")
+        fetch = ("weights", "fetch", f"org/other@{revision}", "--output", revision, "--json")
         assert sm120(*fetch).json["commit"] == old
-    assert sm120("weights", "fetch", "org/other@v2", "--to", "w").error == "HubRefused"
+    assert sm120("weights", "fetch", "org/other@v2", "--output", "w").error == "HubRefused"
 
 
 def test_two_models_do_not_share_a_folder(hub: TestHub, sm120: Command) -> None:
     hub.add("org/other", FILES)
-    assert sm120("weights", "fetch", "org/tiny", "--to", "w").code == 0
+    assert sm120("weights", "fetch", "org/tiny", "--output", "w").code == 0
     before = sorted(p for p in (sm120.cwd / "w/.sm120").rglob("*"))
-    assert sm120("weights", "fetch", "org/other", "--to", "w").error == "SpecInvalid"
+    assert sm120("weights", "fetch", "org/other", "--output", "w").error == "SpecInvalid"
     assert sorted(p for p in (sm120.cwd / "w/.sm120").rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", ["../tiny", "org/tiny@../../x", "org/tiny/x", "org/ti\nny"])
-@pytest.mark.parametrize("verb", [("lock",), ("fetch", "--to", "w")])
+@pytest.mark.parametrize("verb", [("lock",), ("fetch", "--output", "w")])
 def test_a_name_that_the_hub_cannot_have_asks_and_writes_nothing(
     hub: TestHub, sm120: Command, name: str, verb: tuple[str, ...]
 ) -> None:
@@ -361,16 +361,16 @@ def test_a_spec_is_saved_from_a_model_with_a_choice_of_files(hub: TestHub, sm120
     saved = sm120(*lock, "--save", "mine")
     assert saved.code == 0, saved.err
     assert "spec: lockfiles/weights/mine.yaml" in saved.out
-    assert sm120("weights", "fetch", "mine", "--to", "w", "--json").json["files"] == 2
+    assert sm120("weights", "fetch", "mine", "--output", "w", "--json").json["files"] == 2
     spec.write_text(spec.read_text().replace("- '*.py'\n", ""))
-    assert sm120("weights", "fetch", "mine", "--to", "w").error == "LockStale"
+    assert sm120("weights", "fetch", "mine", "--output", "w").error == "LockStale"
 
 
 def test_a_dry_run_says_what_would_be_fetched_and_writes_nothing(
     hub: TestHub, sm120: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sm120("weights", "lock", "tiny")
-    fetch = ("weights", "fetch", "tiny", "--to", "w")
+    fetch = ("weights", "fetch", "tiny", "--output", "w")
     shown = sm120(*fetch, "--dry-run")
     assert "w: 102.4 kB would be fetched" in shown.out
     assert not (sm120.cwd / "w").exists()
@@ -380,7 +380,7 @@ def test_a_dry_run_says_what_would_be_fetched_and_writes_nothing(
     states = {file["path"]: file["fetch_bytes"] for file in planned["files"]}
     assert states == {"config.json": 0, "model.safetensors": 102400, "modeling.py": 8}
     assert planned["fetch_bytes"] == 102408
-    on_a_file = sm120("weights", "fetch", "tiny", "--to", "w/config.json", "--dry-run")
+    on_a_file = sm120("weights", "fetch", "tiny", "--output", "w/config.json", "--dry-run")
     assert on_a_file.error == "StoreUnwritable"
     monkeypatch.setattr(fetch_module, "LEAVE_FREE_BYTES", 1 << 60)
     assert sm120(*fetch, "--dry-run").error == "DiskFull"
@@ -388,7 +388,7 @@ def test_a_dry_run_says_what_would_be_fetched_and_writes_nothing(
 
 def test_files_are_left_out_by_a_pattern(hub: TestHub, sm120: Command) -> None:
     sm120("weights", "lock", "tiny")
-    fetch = ("weights", "fetch", "tiny", "--to", "w")
+    fetch = ("weights", "fetch", "tiny", "--output", "w")
     assert sm120(*fetch, "--exclude", "*").error == "WeightsUnknown"
     ended = sm120(*fetch, "--exclude", "*.safetensors", "--json").json
     assert (sorted(ended["brought"]), ended["statement"]) == (["config.json", "modeling.py"], None)
@@ -403,9 +403,9 @@ def test_a_repair_after_a_fetch_takes_only_the_bad_block(hub: TestHub, sm120: Co
     data = random.Random(3).randbytes(13 << 20)
     hub.add("org/tiny", {**FILES, "model.safetensors": data})
     sm120("weights", "lock", "tiny")
-    assert sm120("weights", "fetch", "tiny", "--to", "w").code == 0
+    assert sm120("weights", "fetch", "tiny", "--output", "w").code == 0
     path = sm120.cwd / "w" / "model.safetensors"
-    for repair in (("verify", "w", "--repair"), ("fetch", "tiny", "--to", "w")):
+    for repair in (("verify", "w", "--repair"), ("fetch", "tiny", "--output", "w")):
         flip(path, 5 << 20)
         sent = hub.sent_bytes()
         ended = sm120("weights", *repair)
@@ -420,7 +420,7 @@ def test_swapped_files_are_put_right_also_where_a_disk_has_no_hard_links(
     shards = {f"model-{i}.safetensors": random.Random(i).randbytes(20_000) for i in range(2)}
     hub.add("org/tiny", {**FILES, **shards})
     sm120("weights", "lock", "tiny")
-    sm120("weights", "fetch", "tiny", "--to", "w")
+    sm120("weights", "fetch", "tiny", "--output", "w")
     one, other = (sm120.cwd / "w" / name for name in shards)
 
     def no_link(*_: object, **__: object) -> None:
@@ -428,7 +428,7 @@ def test_swapped_files_are_put_right_also_where_a_disk_has_no_hard_links(
 
     monkeypatch.setattr("os.link", no_link)
     sent = hub.sent_bytes()
-    for verb in (("fetch", "tiny", "--to", "w", "--offline"), ("verify", "w", "--repair")):
+    for verb in (("fetch", "tiny", "--output", "w", "--offline"), ("verify", "w", "--repair")):
         one.rename(sm120.cwd / "spare")
         other.rename(one)
         (sm120.cwd / "spare").rename(other)
@@ -442,7 +442,7 @@ def test_a_dry_run_of_a_repair_says_its_cost_and_changes_nothing(
     hub: TestHub, sm120: Command
 ) -> None:
     sm120("weights", "lock", "tiny")
-    sm120("weights", "fetch", "tiny", "--to", "w")
+    sm120("weights", "fetch", "tiny", "--output", "w")
     assert sm120("weights", "verify", "w", "--dry-run").code == 2
     flip(sm120.cwd / "w/model.safetensors", 7)
     (sm120.cwd / "w/modeling.py").unlink()

@@ -106,7 +106,7 @@ def test_a_folder_of_somebody_s_own_is_never_removed(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="no demo has written it"):
         make_empty(mine)
     with pytest.raises(SystemExit):
-        demo.main(["--to", str(mine)])
+        demo.main(["--output", str(mine)])
     assert (mine / "thesis.txt").read_text() == "years"
 
 
@@ -207,7 +207,7 @@ def test_another_digit_in_a_report_is_noticed_by_verify_with_its_own_code_and_ta
 ) -> None:
     here.overview.records.append(StepRecord("x"))
     here.report = here.folder / "report.html"
-    here.shell.sm120("report", str(FOLDER), "--to", str(here.report))
+    here.shell.sm120("report", str(FOLDER), "--output", str(here.report))
     page = here.report.read_bytes()
     ended = breaks.report_number(here, ("--look-in", str(FOLDER)))
     assert ended.code == 77

@@ -70,7 +70,7 @@ def stranger(demo: World, tmp_path: Path) -> World:
     """The same image as somebody published it, seen from a machine that trusts nobody."""
     sm120, here = demo.sm120, demo.names[REGISTRY]
     sm120("build", "demo", "--mirror", "parts", "--offline", "--accept")
-    sm120("evidence", "new-key", "builder", "--to", tmp_path / "theirs")
+    sm120("evidence", "new-key", "builder", "--output", tmp_path / "theirs")
     key = ("--key", tmp_path / "theirs" / "builder.pem")
     assert sm120("publish", "demo", f"{here}/team/demo:v1", *key).code == 0
     shutil.copy(tmp_path / "theirs" / "builder.pub", tmp_path)

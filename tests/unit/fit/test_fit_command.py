@@ -55,7 +55,7 @@ def test_what_does_not_fit_prints_the_table_first_and_ends_with_its_own_code(fit
 
 
 def test_memory_that_is_short_is_not_a_negative_size(fit: Any) -> None:
-    table = fit("kimi-k2.6", "--gpus", "4").out
+    table = fit("kimi-k2.6", "--gpu-count", "4").out
     assert re.search(r"none, \d+\.\d\d short", table)
     assert not re.search(r"-\d+\.\d\d", table)
 
@@ -74,7 +74,7 @@ def test_measured_weights_give_the_published_number(fit: Any) -> None:
 
 
 def test_json_of_what_does_not_fit_is_whole_and_the_code_is_kept(fit: Any) -> None:
-    ended = fit("kimi-k2.6", "--gpus", "4", "--json")
+    ended = fit("kimi-k2.6", "--gpu-count", "4", "--json")
     assert ended.error == "DoesNotFit"
     answer = json.loads(ended.out)
     assert answer["fits"] is False
@@ -82,7 +82,7 @@ def test_json_of_what_does_not_fit_is_whole_and_the_code_is_kept(fit: Any) -> No
 
 
 def test_experts_are_placed_and_the_lines_are_printed(fit: Any) -> None:
-    flags = ("--gpus", "2", "--ram", "768GB", "--ctx", "131072", "--ubatch", "4096")
+    flags = ("--gpu-count", "2", "--ram", "768GB", "--ctx", "131072", "--ubatch", "4096")
     ended = fit("kimi-k2.6-iq3-k", *flags)
     assert ended.code == 0, ended.err
     assert r'-ot "blk\.(1|2|3|4|5|6|7|8|9)\.ffn_.*_exps=CUDA0"' in ended.out
@@ -94,7 +94,7 @@ def test_experts_are_placed_and_the_lines_are_printed(fit: Any) -> None:
 
 
 def test_mla_modes_are_calculated_and_printed(fit: Any) -> None:
-    flags = ("--gpus", "2", "--ctx", "32k", "--check-ot", "exps=CPU")
+    flags = ("--gpu-count", "2", "--ctx", "32k", "--check-ot", "exps=CPU")
     answers = {n: fit("kimi-k2.6-iq3-k", *flags, "--mla", n, "--json").json for n in "013"}
     tokens = {n: answer["kv_token_bytes"] for n, answer in answers.items()}
     assert tokens == {"0": 61 * 64 * 320 * 2, "1": 61 * 576 * 2, "3": 61 * 576 * 2}
@@ -103,7 +103,7 @@ def test_mla_modes_are_calculated_and_printed(fit: Any) -> None:
         "1": ["-mla 1"],
         "3": ["-mla 3", "-amb 512"],
     }
-    ended = fit("kimi-k2.6-iq3-k", "--gpus", "2", "--ctx", "128k", "--mla", "0")
+    ended = fit("kimi-k2.6-iq3-k", "--gpu-count", "2", "--ctx", "128k", "--mla", "0")
     assert ended.error == "DoesNotFit"
     assert "--mla 1" in ended.err
 
@@ -111,24 +111,24 @@ def test_mla_modes_are_calculated_and_printed(fit: Any) -> None:
 def test_a_model_with_other_attention_has_no_mla_modes(fit: Any, tmp_path: Path) -> None:
     path = tmp_path / "dense.gguf"
     path.write_bytes(gguf(LLAMA, TENSORS, DATA))
-    assert fit(path, "--gpus", "1", "--ctx", "4096").code == 0
+    assert fit(path, "--gpu-count", "1", "--ctx", "4096").code == 0
     for mode in "012":
-        ended = fit(path, "--gpus", "1", "--ctx", "4096", "--mla", mode)
+        ended = fit(path, "--gpu-count", "1", "--ctx", "4096", "--mla", mode)
         assert ended.code == 2
         assert f"--mla {mode}: " in ended.err
 
 
 def test_a_users_own_lines_are_judged(fit: Any) -> None:
     lines = ("--check-ot", r"blk\.([1-9]|1[0-9])\.ffn.*=CUDA0", "--check-ot", "exps=CPU")
-    ended = fit("kimi-k2.6-iq3-k", "--gpus", "2", *lines)
+    ended = fit("kimi-k2.6-iq3-k", "--gpu-count", "2", *lines)
     assert ended.error == "DoesNotFit"
     assert "CUDA0 is short of" in ended.err
     late = ("--check-ot", "exps=CPU", "--check-ot", r"blk\.1\.ffn_.*_exps=CUDA0")
-    assert "does nothing" in fit("kimi-k2.6-iq3-k", "--gpus", "2", *late).out
+    assert "does nothing" in fit("kimi-k2.6-iq3-k", "--gpu-count", "2", *late).out
 
 
 def test_too_little_ram_does_not_fit(fit: Any) -> None:
-    ended = fit("kimi-k2.6-q4-x", "--gpus", "1", "--ram", "256GiB")
+    ended = fit("kimi-k2.6-q4-x", "--gpu-count", "1", "--ram", "256GiB")
     assert ended.error == "DoesNotFit"
     assert "the host is short of" in ended.err
 
@@ -138,8 +138,8 @@ def test_files_and_folders_are_read_themselves(fit: Any, tmp_path: Path) -> None
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     (folder / "model.safetensors").write_bytes(b"12345")
-    by_file = fit(folder / "config.json", "--gpus", "1", "--json").json
-    by_folder = fit(folder, "--gpus", "1", "--json").json
+    by_file = fit(folder / "config.json", "--gpu-count", "1", "--json").json
+    by_folder = fit(folder, "--gpu-count", "1", "--json").json
     assert by_file == by_folder
     assert (by_file["disk_bytes"], by_file["disk_is_estimate"]) == (5, False)
 
@@ -149,7 +149,7 @@ def test_weights_that_lie_there_twice_are_counted_once(fit: Any, tmp_path: Path)
     for name in ("model.safetensors", "consolidated.safetensors"):  # for another loader
         with (tmp_path / name).open("wb") as file:
             file.truncate(16_060_522_496)  # sparse
-    ended = fit(tmp_path, "--gpus", "1", "--json").json
+    ended = fit(tmp_path, "--gpu-count", "1", "--json").json
     assert ended["disk_bytes"] == 16_060_522_496
     assert not [row for row in ended["rows"] if "beyond" in row["what"]]
 
@@ -168,16 +168,16 @@ def test_any_model_of_the_hub_is_answered_by_its_config_alone(fit: Any, hub: Tes
     }
     files = {"config.json": json.dumps(LLAMA_CONFIG), "hf_quant_config.json": json.dumps(quant)}
     hub.add("org/llama", {name: text.encode() for name, text in files.items()})
-    ended = fit("org/llama@main", "--gpus", "1")
+    ended = fit("org/llama@main", "--gpu-count", "1")
     assert ended.code == 0, ended.err
     assert "read from: config.json of org/llama at" in ended.out
     assert "KV cache in fp8" in ended.out
-    assert fit("org/llama", "--gpus", "1", "--json").json["name"] == "org/llama"
+    assert fit("org/llama", "--gpu-count", "1", "--json").json["name"] == "org/llama"
 
 
 def test_a_spec_of_a_model_that_is_not_shipped_is_read_from_the_hub(fit: Any, hub: TestHub) -> None:
     hub.add("lightseekorg/kimi-k2.6-eagle3", {"config.json": json.dumps(LLAMA_CONFIG).encode()})
-    ended = fit("kimi-k2.6-eagle3", "--gpus", "1")
+    ended = fit("kimi-k2.6-eagle3", "--gpu-count", "1")
     assert ended.code == 0, ended.err
     assert "config.json of lightseekorg/kimi-k2.6-eagle3 at" in ended.out
 
@@ -203,7 +203,7 @@ def test_without_the_hub_a_shipped_fact_answers_and_says_so(
     fit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    ended = fit("openai/gpt-oss-120b", "--gpus", "1", "--engine", "vllm", "--gpu-util", "0.9")
+    ended = fit("openai/gpt-oss-120b", "--gpu-count", "1", "--engine", "vllm", "--gpu-util", "0.9")
     assert ended.code == 0, ended.err
     assert "shipped facts about openai/gpt-oss-120b; the Hub was not reached" in ended.out
     assert fit("org/nothing").error == "OfflineMiss"
@@ -234,7 +234,7 @@ def test_without_the_hub_a_model_of_the_users_cache_is_named(
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     assert f"name its folder in your cache: {model}." in fit("org/llama").err
-    assert fit(model, "--gpus", "1").code == 0
+    assert fit(model, "--gpu-count", "1").code == 0
     assert "your cache" not in fit("org/other").err
 
 
@@ -247,7 +247,7 @@ def test_a_hub_that_does_not_answer_is_given_up_after_a_second_try(fit: Any, hub
     assert [asked.stage for asked in hub.asked] == ["info", "info"]
     hub.forgive()
     hub.fail("*", fault.status(503), times=1, stage="info")
-    assert fit("org/llama", "--gpus", "1").code == 0
+    assert fit("org/llama", "--gpu-count", "1").code == 0
 
 
 def test_the_folder_that_the_hint_advises_needs_nothing_but_the_config(
@@ -256,7 +256,7 @@ def test_the_folder_that_the_hint_advises_needs_nothing_but_the_config(
     folder = tmp_path / "by-hand"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
-    ended = fit(folder, "--gpus", "1")
+    ended = fit(folder, "--gpu-count", "1")
     assert ended.code == 0, ended.err
     assert "by the sum of its tensors" in ended.out
 
@@ -268,11 +268,11 @@ def test_files_larger_than_their_known_parts_are_counted_with_the_reason(
     small |= {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
     config = json.dumps(small | {"max_position_embeddings": 65536}).encode()
     hub.add("org/more", {"config.json": config, "model.safetensors": bytes(1 << 20)})
-    ended = fit("org/more", "--gpus", "1")
+    ended = fit("org/more", "--gpu-count", "1")
     assert "beyond known parts" in ended.out
     assert "Its files have 0.00 GiB" in ended.out
     hub.add("org/less", {"config.json": config, "model.safetensors": b"1"})
-    ended = fit("org/less", "--gpus", "1")
+    ended = fit("org/less", "--gpu-count", "1")
     assert "beyond known parts" not in ended.out
     assert "which are counted" in ended.out
 
@@ -293,7 +293,7 @@ def test_a_name_in_a_gguf_does_not_act_on_the_terminal(
 def test_a_gguf_is_placed_from_its_own_head(fit: Any, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path)
-    answer = fit(path, "--gpus", "1", "--ctx", "4096", "--json").json
+    answer = fit(path, "--gpu-count", "1", "--ctx", "4096", "--json").json
     assert answer["origin"] == "the head of its GGUF files"
     assert answer["expert_layers"] == 1
     assert answer["disk_bytes"] == path.stat().st_size
@@ -309,7 +309,7 @@ def test_a_fetched_set_in_the_hubs_layout_is_found(fit: Any, tmp_path: Path) -> 
     place.keep_lock()
     place.snapshot.mkdir(parents=True)
     (place.snapshot / "config.json").write_text(json.dumps(LLAMA_CONFIG))
-    assert fit(tmp_path / "cache", "--gpus", "1").code == 0
+    assert fit(tmp_path / "cache", "--gpu-count", "1").code == 0
 
 
 def test_a_cache_of_several_models_asks_for_one_of_them(fit: Any, tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_cache_of_several_models_asks_for_one_of_them(fit: Any, tmp_path: Path
     assert "is a cache with 2 snapshots of models" in ended.err
     named = cache / "models--org--one" / "snapshots" / commit
     assert f"such as {named}." in ended.err
-    assert fit(named, "--gpus", "1").code == 0
+    assert fit(named, "--gpu-count", "1").code == 0
     (named / "config.json").unlink()
     assert "holds no config.json" in fit(named).err
 
@@ -331,7 +331,7 @@ def test_a_cache_of_several_models_asks_for_one_of_them(fit: Any, tmp_path: Path
 def test_engines_may_be_written_as_their_projects_do(fit: Any) -> None:
     flags = ("--kv", "fp8", "--json")
     assert fit("kimi-k2.6", "--engine", "vLLM", *flags).json["engine"] == "vllm"
-    assert fit("kimi-k2.6", "--engine", "SGLang", "--gpus", "16", *flags).json["fits"]
+    assert fit("kimi-k2.6", "--engine", "SGLang", "--gpu-count", "16", *flags).json["fits"]
 
 
 @pytest.mark.parametrize(
@@ -382,12 +382,16 @@ def test_a_lock_gives_the_exact_size(fit: Any, tmp_path: Path) -> None:
         (("",), 41, "the name of the model is empty"),
         (("gpt-oss-120b",), 41, "Did you mean openai/gpt-oss-120b?"),
         (("https://huggingface.co/openai/gpt-oss-120b",), 10, "here openai/gpt-oss-120b."),
-        (("kimi-k2.6", "--gpus", "4"), 61, "Fewer tokens do not help. It fits with --gpus 16."),
-        (("kimi-k2.6-q4-x", "--gpus", "1", "--ram", "9GB"), 61, "It fits with --ram 462GiB"),
-        (("kimi-k2.6", "--gpus", "7"), 61, "64 cannot be divided among 7 cards"),
+        (
+            ("kimi-k2.6", "--gpu-count", "4"),
+            61,
+            "Fewer tokens do not help. It fits with --gpu-count 16.",
+        ),
+        (("kimi-k2.6-q4-x", "--gpu-count", "1", "--ram", "9GB"), 61, "It fits with --ram 462GiB"),
+        (("kimi-k2.6", "--gpu-count", "7"), 61, "64 cannot be divided among 7 cards"),
         (("kimi-k2.6", "--tp", "16"), 2, "only 8 cards"),
-        (("kimi-k2.6", "--gpus", "0"), 2, "--gpus"),
-        (("kimi-k2.6", "--gpus", "-8"), 2, "--gpus"),
+        (("kimi-k2.6", "--gpu-count", "0"), 2, "--gpu-count"),
+        (("kimi-k2.6", "--gpu-count", "-8"), 2, "--gpu-count"),
         (("kimi-k2.6", "--ctx", "-1"), 2, "--ctx"),
         (("kimi-k2.6", "--ctx", "999999"), 61, "only 262144"),
         (("kimi-k2.6-iq3-k", "--ctx", "999999"), 61, "only 262144"),
@@ -454,11 +458,11 @@ def test_other_files_and_unreadable_ones_are_refused(fit: Any, tmp_path: Path) -
 
 def test_a_dense_gguf_lies_on_the_cards_without_rules(fit: Any, tmp_path: Path) -> None:
     (tmp_path / "dense.gguf").write_bytes(gguf(LLAMA, TENSORS, DATA))
-    ended = fit(tmp_path / "dense.gguf", "--gpus", "1", "--ctx", "4k")
+    ended = fit(tmp_path / "dense.gguf", "--gpu-count", "1", "--ctx", "4k")
     assert ended.code == 0, ended.err
     assert "A dense model" in ended.out
     assert "-ot" not in ended.out
-    small = fit(tmp_path / "dense.gguf", "--gpus", "1", "--ctx", "4k", "--vram", "1GB")
+    small = fit(tmp_path / "dense.gguf", "--gpu-count", "1", "--ctx", "4k", "--vram", "1GB")
     assert small.error == "DoesNotFit"
     assert "CUDA0 is short of" in small.err
 
@@ -485,7 +489,7 @@ def test_a_model_that_a_recipe_serves_is_judged_by_its_settings(fit: Any, tmp_pa
     assert fit("kimi-k2.6", "--json").json["recipe"] == "kimi-k26-vllm-8x"
 
 
-@pytest.mark.parametrize("chosen", [("--engine", "sglang"), ("--gpus", "4"), ("--tp", "8")])
+@pytest.mark.parametrize("chosen", [("--engine", "sglang"), ("--gpu-count", "4"), ("--tp", "8")])
 def test_who_chooses_settings_or_cards_is_answered_about_those(
     fit: Any, tmp_path: Path, chosen: tuple[str, str]
 ) -> None:

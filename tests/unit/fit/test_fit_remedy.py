@@ -52,7 +52,7 @@ FLAGS: dict[str, tuple[str, Any]] = {
     "--kv": ("kv", str),
     "--ctx": ("context", read_tokens),
     "--prefill": ("prefill_given", int),
-    "--gpus": ("tp", int),
+    "--gpu-count": ("tp", int),
     "--tp": ("tp", int),
 }
 
@@ -83,7 +83,7 @@ def test_every_option_that_a_hint_names_makes_it_fit(question: FitQuestion) -> N
 def test_where_the_weights_alone_are_too_large_fewer_tokens_are_not_advised() -> None:
     hint, result = hint_for(asked(tp=4), cards=4)
     assert result.room.kv_bytes < 0
-    assert hint.startswith("Fewer tokens do not help. It fits with --gpus 8.")
+    assert hint.startswith("Fewer tokens do not help. It fits with --gpu-count 8.")
     assert "--ctx" not in hint
     assert "--kv" not in hint
     assert "ik_llama" in hint
@@ -105,7 +105,7 @@ def test_an_fp8_cache_is_advised_where_it_is_enough_and_not_used_already() -> No
 
 @pytest.mark.parametrize(
     ("tp", "cards", "flag"),
-    [(4, 8, "with --tp 8."), (4, 4, "with --gpus 8."), (2, 4, "with --gpus 8 --tp 8.")],
+    [(4, 8, "with --tp 8."), (4, 4, "with --gpu-count 8."), (2, 4, "with --gpu-count 8 --tp 8.")],
 )
 def test_cards_that_are_there_are_used_before_more_are_advised(
     tp: int, cards: int, flag: str
@@ -121,20 +121,20 @@ def test_more_cards_are_a_number_that_the_cards_of_a_request_divide() -> None:
     for dcp, more in ((1, 32), (3, 48)):
         question = asked(dcp=dcp, **cards)
         hint = parallel_hint(model, question, answer(model, question), 24)
-        assert f"--gpus {more}." in hint
+        assert f"--gpu-count {more}." in hint
 
 
 def test_measured_weights_tell_nothing_about_other_numbers_of_cards() -> None:
     hint, _ = hint_for(asked(tp=4, measured_bytes=140 * GIB))
     assert "No single option makes it fit" in hint
-    assert "--gpus" not in hint
+    assert "--gpu-count" not in hint
 
 
 def test_a_host_that_is_too_small_is_told_how_much_it_needs() -> None:
     machine, batch = FitMachine(1, CARD, host_bytes=100 * GIB), Batch(65536, "bf16")
     layout = place(gguf(), machine, batch)
     hint = hybrid_hint(gguf(), machine, batch, layout)
-    found = re.search(r"--ram (\d+)GiB or --gpus (\d+)\.", hint)
+    found = re.search(r"--ram (\d+)GiB or --gpu-count (\d+)\.", hint)
     assert found is not None
     enough, less = (FitMachine(1, CARD, host_bytes=(int(found[1]) - n) * GIB) for n in (0, 1))
     assert not shortage(place(gguf(), enough, batch), enough)
@@ -147,7 +147,7 @@ def test_a_host_that_is_too_small_is_told_how_much_it_needs() -> None:
 def test_a_card_that_is_too_small_for_its_cache_is_told_what_makes_it_smaller() -> None:
     machine, batch = FitMachine(1, shown_bytes(24 * GIB)), Batch(262144, "bf16")
     hint = hybrid_hint(gguf(), machine, batch, place(gguf(), machine, batch))
-    assert hint.startswith("It fits with --kv fp8, --ctx 128k or --gpus 2.")
+    assert hint.startswith("It fits with --kv fp8, --ctx 128k or --gpu-count 2.")
 
 
 def test_rules_that_overfill_a_card_are_named_as_the_cause() -> None:

@@ -467,7 +467,7 @@ def test_what_the_readme_runs_first_is_the_command_of_a_document() -> None:
     assert recipe.backing == "stated"
     assert f"({document.link})" in text
     # the weights of this recipe, fetched to where it is given them; its port; the same name in all
-    assert f"sm120 weights fetch {recipe.model.weights} --to {told[2]} " in block
+    assert f"sm120 weights fetch {recipe.model.weights} --output {told[2]} " in block
     assert f"http://localhost:{recipe.port}/v1/models" in block
     assert {name for name in RECIPES.names() if f" {name} " in text} == {recipe.name}
     fact = fact_of(str(recipe.model.repository))

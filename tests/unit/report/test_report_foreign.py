@@ -70,7 +70,7 @@ def test_a_page_is_compared_with_a_foreign_result_that_lies_beside_it(
 ) -> None:
     copy = shutil.copytree if (RESULTS / name).is_dir() else shutil.copyfile
     copy(RESULTS / name, tmp_path / name)
-    assert sm120("report", name, "--to", "r.html").code == 0
+    assert sm120("report", name, "--output", "r.html").code == 0
     told = sm120("verify", "r.html")
     assert "numbers of the report  valid" in told.out
     assert told.error == "EvidenceIncomplete"  # nobody signs what other programs write
@@ -81,7 +81,7 @@ def test_a_foreign_result_that_is_away_or_changed_is_never_valid(
 ) -> None:
     name = "vllm-serve.json"
     shutil.copyfile(RESULTS / name, tmp_path / name)
-    assert sm120("report", name, "--to", "r.html").code == 0
+    assert sm120("report", name, "--output", "r.html").code == 0
     (tmp_path / name).write_text((tmp_path / name).read_text().replace("200", "300"))
     assert "none of the folders" in sm120("verify", "r.html").out
     (tmp_path / name).unlink()

@@ -40,7 +40,7 @@ def test_cards_get_their_whole_memory_and_only_those_that_are_there() -> None:
 
 def test_facts_are_read_from_their_file(sm120: Command, tmp_path: Path) -> None:
     (tmp_path / "facts.json").write_text(facts().model_dump_json())
-    assert sm120("report", FOLDER, "--host-facts", "facts.json", "--to", "r.md").code == 0
+    assert sm120("report", FOLDER, "--host-facts", "facts.json", "--output", "r.md").code == 0
     assert "NVIDIA driver" in (tmp_path / "r.md").read_text()
 
 
@@ -57,7 +57,7 @@ def test_facts_of_another_host_than_the_run_names_are_not_shown(
     (tmp_path / "other").mkdir()
     write_run(tmp_path / "other", run.model_copy(update={"inputs": named}))
     (tmp_path / "facts.json").write_text(facts().model_dump_json())
-    told = sm120("report", "other", "--host-facts", "facts.json", "--to", "r.md")
+    told = sm120("report", "other", "--host-facts", "facts.json", "--output", "r.md")
     assert "other facts" in told.err
     assert "NVIDIA driver" not in (tmp_path / "r.md").read_text()
 

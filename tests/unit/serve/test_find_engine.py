@@ -67,8 +67,8 @@ def test_a_named_engine_is_the_only_one(kind: EngineKind, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("machine", "wanted", "hint"),
     [
-        (Machine(docker=False, podman=True), "docker", "Podman answers here: leave --engine out."),
-        (Machine(docker=True, podman=False), "podman", "Docker answers here: leave --engine out"),
+        (Machine(docker=False, podman=True), "docker", "Podman answers here: leave --runtime out."),
+        (Machine(docker=True, podman=False), "podman", "Docker answers here: leave --runtime out"),
     ],
 )
 def test_the_engine_that_answers_is_named_where_the_other_does_not(

@@ -143,9 +143,9 @@ def test_a_changed_byte_of_an_exported_file_is_broken_evidence(
 def test_an_export_that_another_key_signed_is_not_believed(
     sm120: Command, library: Path, tmp_path: Path
 ) -> None:
-    assert sm120("evidence", "new-key", "other", "--to", tmp_path / "usb").code == 0
+    assert sm120("evidence", "new-key", "other", "--output", tmp_path / "usb").code == 0
     trust = tmp_path / "trust.yaml"
-    shown = sm120("evidence", "trust-key", tmp_path / "usb" / "other.pub", "--to", trust)
+    shown = sm120("evidence", "trust-key", tmp_path / "usb" / "other.pub", "--trust", trust)
     assert shown.code == 0, shown.err
     ended = sm120("verify", library, "--trust", trust)
     assert ended.error == "EvidenceBroken"

@@ -94,6 +94,6 @@ def test_a_changed_byte_of_a_blob_is_found(release: Path, sm120: Command, blob: 
 
 
 def test_a_release_that_somebody_else_signed_is_not_valid(release: Path, sm120: Command) -> None:
-    assert sm120("evidence", "new-key", "other", "--to", release / "keys").code == 0
+    assert sm120("evidence", "new-key", "other", "--output", release / "keys").code == 0
     shutil.copy(release / "keys" / "other.pub", release / "released.pub")
     assert [_verify(sm120, release, artifact).code for artifact in ARTIFACTS] == [71] * 5

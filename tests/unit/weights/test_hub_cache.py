@@ -118,7 +118,7 @@ def filled(cache: Cache, request: pytest.FixtureRequest) -> Cache:
     if request.param == "stock":
         cache.by_stock_client()
     else:
-        assert cache.sm120("weights", "fetch", "tiny", "--to", "hf", "--hub-cache").code == 0
+        assert cache.sm120("weights", "fetch", "tiny", "--output", "hf", "--hub-cache").code == 0
     cache.require_sound()
     return cache
 
@@ -168,7 +168,7 @@ def test_a_link_to_a_snapshot_and_the_home_of_a_cache_are_understood(stock: Cach
 
 
 def test_the_path_that_a_fetch_prints_can_be_verified(cache: Cache) -> None:
-    ended = cache.sm120("weights", "fetch", "tiny", "--to", "hf", "--hub-cache")
+    ended = cache.sm120("weights", "fetch", "tiny", "--output", "hf", "--hub-cache")
     printed = cache.sm120.cwd / ended.out.partition(":")[0]
     assert printed == cache.snapshot
     assert cache.verify(at=printed).code == 0
@@ -386,11 +386,13 @@ def test_a_cache_on_a_disk_without_links_is_as_good(stock: Cache) -> None:
 
 def test_a_fetch_to_a_snapshot_keeps_its_links(filled: Cache) -> None:
     before = filled.hub.sent_bytes()
-    ended = filled.sm120("weights", "fetch", "tiny", "--to", str(filled.snapshot))
+    ended = filled.sm120("weights", "fetch", "tiny", "--output", str(filled.snapshot))
     assert ended.code == 0, ended.err
     assert filled.hub.sent_bytes() == before
     filled.require_sound()
-    ended = filled.sm120("weights", "fetch", "tiny", "--to", str(filled.repository), "--hub-cache")
+    ended = filled.sm120(
+        "weights", "fetch", "tiny", "--output", str(filled.repository), "--hub-cache"
+    )
     assert ended.code == 0, ended.err
     assert not (filled.repository / "models--org--tiny").exists()
     assert filled.hub.sent_bytes() == before
@@ -399,7 +401,7 @@ def test_a_fetch_to_a_snapshot_keeps_its_links(filled: Cache) -> None:
 def test_a_fetch_to_the_snapshot_of_another_revision_is_refused(stock: Cache) -> None:
     other = stock.repository / "snapshots" / ("f" * 40)
     other.mkdir()
-    ended = stock.sm120("weights", "fetch", "tiny", "--to", str(other))
+    ended = stock.sm120("weights", "fetch", "tiny", "--output", str(other))
     assert ended.error == "WeightsUnknown"
     assert list(other.iterdir()) == []
 
@@ -410,14 +412,14 @@ def test_the_other_commands_take_the_same_paths(
 ) -> None:
     at, sm120 = str(path(stock)), stock.sm120
     assert stock.verify(at=Path(at)).code == 0
-    assert sm120("evidence", "new-key", "k", "--to", "keys").code == 0
+    assert sm120("evidence", "new-key", "k", "--output", "keys").code == 0
     private, public = "keys/k.pem", "keys/k.pub"
     commands: dict[str, Any] = {
         "scrub": ("weights", "scrub", at),
         "sign": ("weights", "sign", at, "--key", private),
         "check-signature": ("weights", "check-signature", at, "--public-key", public),
         "attest": ("weights", "attest", at),
-        "fit": ("weights", "fit", at, "--gpus", "1", "--ctx", "64"),
+        "fit": ("weights", "fit", at, "--gpu-count", "1", "--ctx", "64"),
     }
     for name, command in commands.items():
         ended = sm120(*command)

@@ -31,12 +31,12 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[TestHub]:
 @pytest.fixture
 def fetched(hub: TestHub, sm120: Command) -> Path:
     assert sm120("weights", "lock", "org/tiny", "--save", "tiny").code == 0
-    assert sm120("weights", "fetch", "tiny", "--to", "w").code == 0
+    assert sm120("weights", "fetch", "tiny", "--output", "w").code == 0
     return sm120.cwd / "w"
 
 
 @pytest.mark.parametrize(
-    "command", [("lock",), ("lock", "--check"), ("fetch", "--to", "w"), ("fit",)]
+    "command", [("lock",), ("lock", "--check"), ("fetch", "--output", "w"), ("fit",)]
 )
 def test_a_model_without_its_organisation_is_found_among_those_that_are_shipped(
     hub: TestHub, sm120: Command, command: tuple[str, ...]
@@ -52,7 +52,7 @@ def test_a_set_that_is_not_locked_yet_is_told_the_command_with_its_name(
     lock = sm120.cwd / "lockfiles" / "weights" / "tiny.lock.yaml"
     whole = lock.read_text()
     lock.unlink()
-    for command in (("fetch", "--to", "v", "tiny"), ("lock", "--check", "tiny")):
+    for command in (("fetch", "--output", "v", "tiny"), ("lock", "--check", "tiny")):
         assert "`sm120 weights lock tiny`" in sm120("weights", *command).err
     lock.write_text(whole.replace('"config.json"', '"other.json"'))
     ended = sm120("weights", "lock", "--check", "tiny")
@@ -74,13 +74,13 @@ def test_a_damaged_lock_beside_the_files_is_made_again_as_its_hint_says(
 ) -> None:
     kept = fetched / ".sm120" / "lock.yaml"
     kept.write_text("")
-    for command in (("verify", "w"), ("fetch", "tiny", "--to", "w")):
+    for command in (("verify", "w"), ("fetch", "tiny", "--output", "w")):
         ended = sm120("weights", *command)
         assert ended.error == "LockEdited"
         assert f"Remove {kept.relative_to(sm120.cwd)} and fetch the set again" in ended.err
     kept.unlink()
     sent = hub.sent_bytes()
-    assert sm120("weights", "fetch", "tiny", "--to", "w").code == 0
+    assert sm120("weights", "fetch", "tiny", "--output", "w").code == 0
     assert hub.sent_bytes() == sent
     assert sm120("weights", "verify", "w").code == 0
 
@@ -152,7 +152,7 @@ def test_a_repository_that_is_not_there_is_first_taken_for_a_mistyped_name(
 def test_without_a_hub_the_way_over_another_machine_is_named(
     hub: TestHub, sm120: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = sm120("weights", "fetch", "org/tiny", "--to", "w", "--offline")
+    ended = sm120("weights", "fetch", "org/tiny", "--output", "w", "--offline")
     assert ended.error == "OfflineMiss"
     assert "a lock that was made elsewhere (docs/air-gap.md)" in ended.err
     monkeypatch.setattr("pipeline.core.net.timing.ATTEMPTS", 1)
@@ -168,7 +168,7 @@ def test_a_fetch_that_reaches_nobody_names_its_own_sources(
 ) -> None:
     sm120("weights", "lock", "org/tiny", "--save", "tiny")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    ended = sm120("weights", "fetch", "tiny", "--to", "w", "--from", "http://127.0.0.1:19")
+    ended = sm120("weights", "fetch", "tiny", "--output", "w", "--from", "http://127.0.0.1:19")
     assert ended.error == "SourceUnreachable"
     assert "Check the network, HF_ENDPOINT and what --from names" in ended.err
     assert "image sources" not in ended.err
@@ -185,7 +185,7 @@ def test_a_neighbour_that_refuses_names_the_variable_of_its_token(
         neighbour.add("org/tiny", FILES)
         neighbour.fail("*", fault.status(401), times=ALWAYS)
         hub.fail("*", hub_answers, times=ALWAYS)
-        ended = sm120("weights", "fetch", "tiny", "--to", "w", "--from", neighbour.url)
+        ended = sm120("weights", "fetch", "tiny", "--output", "w", "--from", neighbour.url)
     assert ended.code != 0
     assert "Set SM120_NEIGHBOUR_TOKEN to a token that" in ended.err
 
@@ -193,15 +193,15 @@ def test_a_neighbour_that_refuses_names_the_variable_of_its_token(
 def test_a_hub_that_refuses_speaks_of_its_own_token(hub: TestHub, sm120: Command) -> None:
     sm120("weights", "lock", "org/tiny", "--save", "tiny")
     hub.fail("*", fault.status(401), times=ALWAYS)
-    ended = sm120("weights", "fetch", "tiny", "--to", "w", "--from", str(sm120.cwd))
+    ended = sm120("weights", "fetch", "tiny", "--output", "w", "--from", str(sm120.cwd))
     assert "set HF_TOKEN" in ended.err
     assert "SM120_NEIGHBOUR_TOKEN" not in ended.err
 
 
 def test_an_empty_path_is_not_taken_for_the_current_folder(hub: TestHub, sm120: Command) -> None:
     sm120("weights", "lock", "org/tiny", "--save", "tiny")
-    ended = sm120("weights", "fetch", "tiny", "--to", "")
-    assert (ended.code, "'--to': the path is empty" in ended.err) == (2, True)
+    ended = sm120("weights", "fetch", "tiny", "--output", "")
+    assert (ended.code, "'--output': the path is empty" in ended.err) == (2, True)
     assert not (sm120.cwd / "config.json").exists()
 
 
@@ -218,9 +218,9 @@ def test_a_disk_that_can_only_be_read_is_called_so_and_no_other_fetch_is_suspect
     opened = os.open
     monkeypatch.setattr(os, "open", refuse)
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    ended = sm120("weights", "fetch", "tiny", "--to", "w")
+    ended = sm120("weights", "fetch", "tiny", "--output", "w")
     assert ended.error == "StoreUnwritable"
-    assert "That disk can only be read: name another folder with --to." in ended.err
+    assert "That disk can only be read: name another folder with --output." in ended.err
     assert "Another fetch" not in ended.err
     for command in (("verify", "w", "--repair"), ("scrub", "w")):
         ended = sm120("weights", *command)
@@ -235,7 +235,7 @@ def test_a_disk_without_reserve_is_told_how_much_stays_free(
     sm120("weights", "lock", "org/tiny", "--save", "tiny")
     usage = shutil.disk_usage(sm120.cwd)._replace(free=8_400_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    ended = sm120("weights", "fetch", "tiny", "--to", "w")
+    ended = sm120("weights", "fetch", "tiny", "--output", "w")
     assert ended.error == "DiskFull"
     assert "20.5 kB are to be fetched, 8.4 MB are free, and 67.1 MB must stay free" in ended.err
 
@@ -245,7 +245,7 @@ def test_wrong_values_are_answered_in_the_terms_of_their_option(
 ) -> None:
     ended = sm120("weights", "lock", "org/tiny", "--save", "Tiny")
     assert "a name has at most 80 small letters, digits" in ended.err
-    ended = sm120("weights", "fetch", "tiny", "--to", "w", "--limit-rate", "fast")
+    ended = sm120("weights", "fetch", "tiny", "--output", "w", "--limit-rate", "fast")
     assert "'fast' is not a rate; write it like 200MB/s" in ended.err
     ended = sm120("weights", "lock", "https://huggingface.co/org/tiny/tree/main")
     assert "organisation/model@revision, here org/tiny." in ended.err

@@ -142,7 +142,7 @@ def require_as_measured(folder: Path, run: BenchRun) -> None:
         return
     raise NumberChanged(
         message,
-        "Get the run again from where it was made, or measure again into another folder (--out).",
+        "Get the run again from where it was made, or measure again into another --output.",
     )
 
 

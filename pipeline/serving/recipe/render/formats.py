@@ -165,7 +165,7 @@ def render_quadlet(launch: Launch, target: LaunchTarget) -> str:
         # the generator writes it without quotes, and systemd begins another command there
         raise RecipeInvalid(
             f"{launch.recipe}: a quadlet cannot give the engine `;` as an argument",
-            "Render it with --as systemd --runner podman.",
+            "Render it with --as systemd --runtime podman.",
         )
     if awkward := [m.host for m in container.mounts if _AWKWARD.search(m.host)]:
         raise RecipeInvalid(

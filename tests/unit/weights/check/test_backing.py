@@ -60,7 +60,7 @@ class Bed:
 
     def trust(self, name: str = "builder", **changes: object) -> Path:
         """A key of that name, and a trust file that knows it."""
-        assert self.sm120("evidence", "new-key", name, "--to", "keys").code == 0
+        assert self.sm120("evidence", "new-key", name, "--output", "keys").code == 0
         self.make_checkout()
         public = read_key_file(self.sm120.cwd / "keys" / f"{name}.pub")
         key = read_public(public, name)
