@@ -183,10 +183,9 @@ def test_the_kernel_that_boots_next_has_the_driver(host: Host, lock: TargetLock)
     files = host.run("ls -v /boot").stdout.split()
     kernels = [f.removeprefix("vmlinuz-") for f in files if f.startswith("vmlinuz-")]
     grub = str(host.run("cat /boot/grub/grub.cfg").stdout)
-    entries = boot.boot_entries(grub)
     booted: dict[str, str] = {}
     for where, choice in boot.next_choices(host, grub).items():
-        kernel = boot.chosen_kernel(entries, choice)
+        kernel = boot.chosen_kernel(grub, choice)
         if kernel:
             booted[kernel] = f" (by {where})" if choice not in ("", "0") else ""
         elif choice not in ("", "0"):
