@@ -39,7 +39,7 @@ def check_store(workspace: Workspace, *, repair: bool = False) -> list[Path]:
         with log.step(f"Reading {log.size(total)}"), log.progress("read", total) as bar:
             bad = upkeep.damaged(store, bar.advance)
         if repair:
-            upkeep.repair_store(bad)
+            upkeep.remove_files(bad)
     return bad
 
 
@@ -59,7 +59,8 @@ def trim_store(workspace: Workspace) -> int:
     # a build that runs now may be about to use what looks unneeded
     with store.alone():
         unused = _leftovers(store)
-        return upkeep.remove_unreachable(store) + gate_upkeep.remove(unused)
+        freed = upkeep.remove_files(upkeep.unreachable(store))
+        return freed + gate_upkeep.remove(unused)
 
 
 def _leftovers(store: Store) -> list[Path]:

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.artifacts.oci.layout import export_layout
 from pipeline.artifacts.store.store import Store, read_image_record
-from pipeline.artifacts.store.upkeep import damaged, repair_store, unreachable
+from pipeline.artifacts.store.upkeep import damaged, remove_files, unreachable
 from pipeline.core.errors import (
     DiskFull,
     FolderInTheWay,
@@ -175,12 +175,12 @@ def test_a_repair_takes_pipes_and_links_and_leaves_a_folder_to_its_owner(world: 
     endless(blobs / ("b" * 64))
     bad = damaged(world.store, lambda _: None)
     assert [p.name[0] for p in bad] == ["a", "b"]
-    repair_store(bad)
+    remove_files(bad)
     assert damaged(world.store, lambda _: None) == []
     folder(blobs / ("c" * 64))
     (blobs / ("c" * 64) / "precious").write_text("mine")
     with pytest.raises(FolderInTheWay):
-        repair_store(damaged(world.store, lambda _: None))
+        remove_files(damaged(world.store, lambda _: None))
     assert (blobs / ("c" * 64) / "precious").exists()
 
 
@@ -231,7 +231,7 @@ def test_an_export_that_finds_no_space_says_that_nothing_was_written(
 ) -> None:
     built = find_built(world.store, plan_image(world.checkout, "child", makers.AMD64))
     assert built is not None
-    monkeypatch.setattr("pipeline.artifacts.oci.layout.link_or_copy", half_a_copy)
+    monkeypatch.setattr("pipeline.core.files.link_or_copy", half_a_copy)
     with pytest.raises(DiskFull) as full:
         export_layout(world.store, built.record, tmp_path / "usb")
     assert full.value.hint.startswith("Nothing was written.")
@@ -244,7 +244,7 @@ def test_an_export_to_a_disk_without_space_copies_nothing(
     built = find_built(world.store, plan_image(world.checkout, "child", makers.AMD64))
     assert built is not None
     monkeypatch.setattr("pipeline.core.files.free_bytes", lambda folder: 99)
-    monkeypatch.setattr("pipeline.artifacts.oci.layout.link_or_copy", half_a_copy)
+    monkeypatch.setattr("pipeline.core.files.link_or_copy", half_a_copy)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as disk:
         with pytest.raises(DiskFull, match=r"usb: .* needed, 99 B free") as full:
             export_layout(world.store, built.record, Path(disk) / "usb")
