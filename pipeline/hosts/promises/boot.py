@@ -44,11 +44,6 @@ def overriding_file(rows: Sequence[tuple[str, list[str]]], wanted: Sequence[str]
     return next((path for path, arguments in later if without_effect(wanted, arguments)), None)
 
 
-# GRUB_DEFAULT as GRUB's settings files have it
-_DEFAULT = (
-    "for f in /etc/default/grub /etc/default/grub.d/*.cfg; do"
-    ' [ ! -e "$f" ] || . "$f" >/dev/null 2>&1; done; printf %s "$GRUB_DEFAULT"'
-)
 # menuentry 'Debian GNU/Linux' --class debian $menuentry_id_option 'gnulinux-simple-UUID' {
 _ENTRY = re.compile(r"^\s*(menuentry|submenu)\s+(['\"])(.*?)\2(?:.*?_option\s+'([^']*)')?.*\{\s*$")
 
@@ -88,20 +83,6 @@ def chosen_kernel(grub_cfg: str, choice: str) -> str | None:
             return None
         chosen, entries = found.kernel, found.entries
     return chosen
-
-
-def next_choices(host: Host, grub_cfg: str) -> dict[str, str]:
-    """What GRUB will start, by where that is written: now, and after the next update-grub."""
-    lines = host.run("grub-editenv /boot/grub/grubenv list 2>/dev/null").stdout.splitlines()
-    env = dict(line.partition("=")[::2] for line in lines)
-    saved = env.get("saved_entry", "")
-    if env.get("next_entry"):
-        return {"next_entry of grubenv": env["next_entry"]}
-    made = [x for x in re.findall(r'set default="([^"]*)"', grub_cfg) if x != "${next_entry}"]
-    setting = str(host.run("/bin/sh -c %s", _DEFAULT).stdout).strip()
-    choices = {"/boot/grub/grub.cfg": made[-1] if made else "", "GRUB_DEFAULT": setting}
-    is_saved = ("saved", "${saved_entry}")
-    return {where: saved if each in is_saved else each for where, each in choices.items()}
 
 
 # prints modprobe's files in an initramfs, each below its name, and whether it has the driver
