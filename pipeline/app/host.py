@@ -20,7 +20,7 @@ from pipeline.core.files import bounded_lines, opened_log, write_bytes
 from pipeline.hosts.facts.drift import Difference, compare_facts, read_recorded_facts
 from pipeline.hosts.facts.gather import gather_facts
 from pipeline.hosts.facts.model import HostFacts
-from pipeline.hosts.facts.redact import redact_facts as redact_capture
+from pipeline.hosts.facts.redact import redact_capture
 from pipeline.hosts.facts.source import Capture, read_capture
 from pipeline.hosts.fleet.verify import HostResult
 from pipeline.hosts.probes.runner import ProbeReport, read_probe_rows, run_in_image, run_probes

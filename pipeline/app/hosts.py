@@ -326,7 +326,7 @@ def lock_host(
     kept = old.targets if old and old.spec == spec.digest() else {}
     dropped = sorted(set(old.targets) - {target, *kept}) if old else []
     if not dry_run:
-        lock_model.write_host_lock(path, lock_model.sealed_host(spec, {**kept, target: new}))
+        lock_model.write_host_lock(path, spec, {**kept, target: new})
     if dropped:
         log.say(
             f"Warning: host.yaml changed since {', '.join(dropped)} was locked, so the new lock\n"

@@ -39,7 +39,7 @@ def check_store(workspace: Workspace, *, repair: bool = False) -> list[Path]:
         with log.step(f"Reading {log.size(total)}"), log.progress("read", total) as bar:
             bad = upkeep.damaged(store, bar.advance)
         if repair:
-            upkeep.repair_store(bad)
+            upkeep.remove_files(bad)
     return bad
 
 
@@ -54,5 +54,5 @@ def trim_store(workspace: Workspace, *, dry_run: bool = False) -> Trimmed:
         unused_bytes = sum(map(gate_upkeep.bytes_below, unused))
         freed = 0
         if not dry_run:
-            freed = upkeep.remove_unreachable(store) + gate_upkeep.remove(unused)
+            freed = upkeep.remove_files(paths) + gate_upkeep.remove(unused)
     return Trimmed(len(paths), total, len(unused), unused_bytes, freed)

@@ -21,6 +21,8 @@ from pipeline.images.lock.debs import MAX_RELEASE_BYTES, Get, read_packages
 from pipeline.images.lock.release import read_keyring, read_release, sha1_bound
 
 Accepts = Callable[[str], bool]
+# R590 dropped the branch from Ubuntu's package names; Debian's never had it.
+_FIRST_WITHOUT_BRANCH = 590
 
 
 @dataclass
@@ -82,12 +84,17 @@ def lock_target(spec: HostSpec, target: str, index: PackageIndex) -> TargetLock:
     release = spec.cuda.release
     # a branch alone means its newest driver
     driver = spec.driver.version or f"{spec.driver.branch}"
+    # always the open kernel modules, the only ones that Blackwell runs with:
+    # https://github.com/NVIDIA/open-gpu-kernel-modules/issues/872
+    has_branch = target.startswith("ubuntu-") and spec.driver.branch < _FIRST_WITHOUT_BRANCH
+    usual = f"nvidia-driver-{spec.driver.branch}-open" if has_branch else "nvidia-open"
+    names = [usual] if spec.driver.packages is None else spec.driver.packages
     choice = _Choice(index)
     # the spec gives a lower bound only: the newest is taken
     oldest = version_key(spec.container_toolkit.at_least)
     return TargetLock(
         index_date=index.date,
-        driver=choice.part(spec.driver.package_names(target), lambda v: _is_of(v, driver)),
+        driver=choice.part(names, lambda v: _is_of(v, driver)),
         cuda=choice.part(
             [f"cuda-toolkit-{release.replace('.', '-')}"], lambda v: _is_of(v, release)
         ),

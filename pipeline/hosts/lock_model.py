@@ -54,9 +54,14 @@ class HostLock(Sealed):
     seal: Digest
 
 
-def sealed_host(spec: HostSpec, targets: dict[str, TargetLock]) -> HostLock:
-    """A new lock, sorted and sealed."""
-    return HostLock(
+def host_lock_path(checkout: Checkout) -> Path:
+    """The file of the hosts' lock."""
+    return checkout.root / "lockfiles" / "host.lock.yaml"
+
+
+def write_host_lock(path: Path, spec: HostSpec, targets: dict[str, TargetLock]) -> HostLock:
+    """Write a new lock, sorted and sealed, with one line for each pin."""
+    lock = HostLock(
         spec=spec.digest(),
         driver_branch=spec.driver.branch,
         cuda_release=spec.cuda.release,
@@ -64,10 +69,6 @@ def sealed_host(spec: HostSpec, targets: dict[str, TargetLock]) -> HostLock:
         targets=dict(sorted(targets.items())),
         seal=UNSEALED,
     ).sealed()
-
-
-def dump_host(lock: HostLock) -> str:
-    """The lock as text, one line for each pin."""
     lines = [
         f"# Written by `{_COMMAND}`; do not edit: the seal would not match and plays would stop.",
         f"format: {lock.format}",
@@ -84,17 +85,8 @@ def dump_host(lock: HostLock) -> str:
             lines += [f"    {part_name}:", f"      packages: {_json(part.packages)}"]
             lines.append("      debs:" if part.debs else "      debs: []")
             lines += [f"      - {_json(pin.model_dump())}" for pin in part.debs]
-    return "\n".join([*lines, f"seal: {lock.seal}", ""])
-
-
-def host_lock_path(checkout: Checkout) -> Path:
-    """The file of the hosts' lock."""
-    return checkout.root / "lockfiles" / "host.lock.yaml"
-
-
-def write_host_lock(path: Path, lock: HostLock) -> None:
-    """Put the lock in its place, whole."""
-    write_bytes(path, dump_host(lock).encode())
+    write_bytes(path, "\n".join([*lines, f"seal: {lock.seal}", ""]).encode())
+    return lock
 
 
 def read_host_lock(path: Path) -> HostLock:

@@ -18,8 +18,6 @@ Target = Annotated[
 Release = Annotated[str, StringConstraints(pattern=r"^\d{1,3}(\.\d{1,3}){1,3}$")]
 # The toolkit is for compiling at run time, and the engines' wheels are of CUDA 13.
 CudaRelease = Annotated[str, StringConstraints(pattern=r"^13\.\d{1,2}$")]
-# R590 dropped the branch from Ubuntu's package names; Debian's never had it.
-FIRST_BRANCH_WITHOUT_NAMES = 590
 # Earlier ones do not regenerate CDI files after a driver change where modules are compressed.
 OLDEST_TOOLKIT = "1.18.2"
 
@@ -37,14 +35,6 @@ class DriverSpec(Frozen):
         if self.version is not None and not self.version.startswith(f"{self.branch}."):
             raise ValueError(f"version {self.version} is not of branch {self.branch}")
         return self
-
-    def package_names(self, target: str) -> list[str]:
-        """What to install: always the open kernel modules, the only ones Blackwell runs with."""
-        if self.packages is not None:
-            return self.packages
-        # https://github.com/NVIDIA/open-gpu-kernel-modules/issues/872
-        named = target.startswith("ubuntu-") and self.branch < FIRST_BRANCH_WITHOUT_NAMES
-        return [f"nvidia-driver-{self.branch}-open"] if named else ["nvidia-open"]
 
 
 class HostCudaSpec(Frozen):

@@ -82,9 +82,9 @@ def wheel_purl(name: str, version: str, file: str) -> str:
     return f"pkg:pypi/{name}@{quote(version, safe='')}?file_name={quote(file, safe='')}"
 
 
-def deb_purl(name: str, version: str, architecture: str, suite: str) -> str:
-    """A .deb as a package URL."""
-    place = f"?arch={architecture}&distro={quote(suite, safe='')}"
+def deb_purl(name: str, version: str, architecture: str, **more: str) -> str:
+    """A Debian package as a package URL, with qualifiers after its architecture."""
+    place = f"?arch={architecture}" + "".join(f"&{k}={quote(v, safe='')}" for k, v in more.items())
     return f"pkg:deb/debian/{quote(name, safe='')}@{quote(version, safe='')}{place}"
 
 
@@ -97,15 +97,9 @@ def archive_purl(kind: str, name: str, version: str, file: str, sha256: str) -> 
     """A source archive as a package URL; one of one's own has its hash in place of a version."""
     if kind == "sdist":
         return wheel_purl(name, version, file)
-    where = f"?arch=source&file_name={quote(file, safe='')}"
     if kind == "debian":
-        return f"pkg:deb/debian/{quote(name, safe='')}@{quote(version, safe='')}{where}"
+        return deb_purl(name, version, "source", file_name=file)
     return f"pkg:generic/{quote(name, safe='')}@{sha256}?file_name={quote(file, safe='')}"
-
-
-def tree_purl(source: str, commit: str, build: str, architecture: str) -> str:
-    """A source compiled in one way."""
-    return f"pkg:generic/{source}@{quote(commit, safe='')}?arch={architecture}&build={build}"
 
 
 def source_urn(source: str) -> str:

@@ -40,8 +40,20 @@ def read_signed_json(data: bytes, what: str, max_bytes: int = MAX_BYTES) -> Any:
             todo += item.values()
         elif isinstance(item, list):
             todo += item
-        elif isinstance(item, str) and (why := hidden_in(item)):
-            raise RecordInvalid(f"{what}: the text {ascii(item)[:60]} {why}")
+        elif isinstance(item, str):
+            if len(item) <= MAX_STRING and item.isascii() and item.isprintable():
+                continue
+            # it may look different from what it is
+            text = f"{what}: the text {ascii(item)[:60]}"
+            if len(item) > MAX_STRING:
+                raise RecordInvalid(f"{text} is longer than {MAX_STRING} characters")
+            for char in set(item) - {*_LINE_ENDS}:
+                if unicodedata.category(char) in _HIDDEN:
+                    raise RecordInvalid(
+                        f"{text} contains the invisible character U+{ord(char):04X}"
+                    )
+            if not unicodedata.is_normalized("NFC", item):
+                raise RecordInvalid(f"{text} is not in Unicode normal form C")
     return value
 
 
@@ -55,18 +67,6 @@ def as_model(
         first = error.errors()[0]
         field = ".".join(str(p) for p in first["loc"]) or whole
         raise RecordInvalid(f"{what}: {field}: {first['msg']}") from error
-
-
-def hidden_in(text: str) -> str:
-    """Why a text may look different from what it is; empty where it does not."""
-    if len(text) > MAX_STRING:
-        return f"is longer than {MAX_STRING} characters"
-    if text.isascii() and text.isprintable():
-        return ""
-    for char in set(text):
-        if unicodedata.category(char) in _HIDDEN and char not in _LINE_ENDS:
-            return f"contains the invisible character U+{ord(char):04X}"
-    return "" if unicodedata.is_normalized("NFC", text) else "is not in Unicode normal form C"
 
 
 def plain(text: str) -> str:

@@ -231,7 +231,9 @@ class Podman:
     def _inspect(self, kind: str, name: str) -> dict[str, Any] | None:
         done = self._run(kind, "inspect", name, may_fail=True)
         if done.returncode:
-            if _is_unknown(done.stderr):
+            text = _text(done.stderr).lower()
+            # there is no image or container of that name, in the words of its versions 4 and 5
+            if "no such" in text or "not known" in text:
                 return None
             raise PodmanUnavailable(
                 f"Podman could not look at {name}: {_reason(done.stderr)}",
@@ -242,12 +244,6 @@ class Podman:
         except (ValueError, LookupError, TypeError) as error:
             message = f"Podman's answer about {name} cannot be read"
             raise PodmanUnavailable(message, _VERSIONS) from error
-
-
-def _is_unknown(error: bytes) -> bool:
-    """Whether there is no image or container of a name, in the words of its versions 4 and 5."""
-    text = _text(error).lower()
-    return "no such" in text or "not known" in text
 
 
 def _text(output: bytes) -> str:

@@ -380,26 +380,22 @@ def end_all_children() -> None:
             os.wait()
 
 
-def start_main(arguments: Sequence[str]) -> int:
-    """Starts the requested program; its exit status is ours."""
-    request, command = json.loads(arguments[0]), arguments[1:]
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    limits = [n for n in (hard, LARGEST_FILE_BYTES) if n != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (min(limits), min(limits)))
-    if "memory_bytes" in request:
-        # of each process: a compiler that runs away ends itself before the machine is full
-        resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"],) * 2)
-    if "cpus" in request:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: request["cpus"]])
-    kinds = {"namespaces": in_namespaces, "restrictions": in_restrictions}
-    return kinds[request["kind"]](request, command)
-
-
 if __name__ == "__main__":
     try:
-        sys.exit(start_main(sys.argv[1:]))
+        request, command = json.loads(sys.argv[1]), sys.argv[2:]
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        limits = [n for n in (hard, LARGEST_FILE_BYTES) if n != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (min(limits), min(limits)))
+        if "memory_bytes" in request:
+            # of each process: a compiler that runs away ends itself before the machine is full
+            resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"],) * 2)
+        if "cpus" in request:
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: request["cpus"]])
+        kinds = {"namespaces": in_namespaces, "restrictions": in_restrictions}
+        # the program's exit status is ours
+        sys.exit(kinds[request["kind"]](request, command))
     except OSError as error:
         print(f"sandbox: {error.filename}: {error.strerror}", file=sys.stderr, flush=True)
         os._exit(125)

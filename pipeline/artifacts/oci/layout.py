@@ -36,7 +36,10 @@ def export_layout(
     `records`, where `sm120 verify` looks for it; other programs ignore that folder.
     """
     folder = folder.absolute()  # `.` has no name to put another one beside
-    require_new(folder)
+    is_other = folder.is_symlink() or (folder.exists() and not folder.is_dir())
+    if is_other or (folder.exists() and any(folder.iterdir())):
+        fault = "is not a folder" if is_other else "is not empty"
+        raise StoreUnwritable(f"{folder}: {fault}", "Name a new or empty folder.")
     partial = folder.with_name(f".{folder.name}.partial")
     is_folder = partial.is_dir() and not partial.is_symlink()
     is_ours = is_folder and {p.name for p in partial.iterdir()} <= _NAMES
@@ -83,11 +86,3 @@ def export_layout(
         if isinstance(error, DiskFull):
             error.hint = "Nothing was written. Free some space there, or name another folder."
         raise
-
-
-def require_new(folder: Path) -> None:
-    """Refuses a place where something is already."""
-    is_other = folder.is_symlink() or (folder.exists() and not folder.is_dir())
-    if is_other or (folder.exists() and any(folder.iterdir())):
-        fault = "is not a folder" if is_other else "is not empty"
-        raise StoreUnwritable(f"{folder}: {fault}", "Name a new or empty folder.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 from urllib.parse import urljoin
@@ -129,7 +130,25 @@ class RegistryClient:
                 except RegistryRefused as error:
                     raise RegistryRefused(f"{self.name}: {error}", error.hint) from error
             else:
-                raise _failure(request.method, answer)
+                break
+        # the registry's own message, from its error body:
+        # https://github.com/opencontainers/distribution-spec/blob/main/spec.md#error-codes
+        rows: list[tuple[str, str]] = []
+        with suppress(NetError, JsonInvalid, KeyError, TypeError, AttributeError):
+            body = read_json(answer.read(_MOST_ERROR_BYTES), most_bytes=_MOST_ERROR_BYTES)
+            listed = body["errors"][:3]
+            rows = [(str(e.get("code", "")), str(e.get("message", ""))) for e in listed]
+        text, status = "; ".join(" ".join(row) for row in rows), answer.status
+        reason = f" ({without_controls(text)})" if text else ""
+        what = f"{request.method} {shown_address(answer.url)}"
+        if status in MAY_PASS:
+            raise Lost(f"{what}: answers {status}{reason}", wait_s=asked_wait_s(answer.headers))
+        if status in (401, 403):
+            raise RegistryRefused(f"{what}: refused with {status}{reason}")
+        if status == 404:
+            raise errors.NotInRegistry(f"{what}: not found{reason}")
+        codes = frozenset(code for code, _ in rows)
+        raise Refusal(f"{what}: answers {status}{reason}", status, codes)
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], body: Body | None) -> Answer:
         try:
@@ -188,28 +207,3 @@ def location_of(answer: Reply | Answer) -> str:
     except ValueError as error:
         message = f"redirects to {shown_address(place)!r}, which is not a valid address"
         raise RegistryBroken(f"{where}: {message}") from error
-
-
-def _failure(method: str, answer: Answer) -> Exception:
-    """The error of a status that is not good, with the message of the registry's error body.
-
-    https://github.com/opencontainers/distribution-spec/blob/main/spec.md#error-codes
-    """
-    rows: list[tuple[str, str]] = []
-    try:
-        body = read_json(answer.read(_MOST_ERROR_BYTES), most_bytes=_MOST_ERROR_BYTES)
-        listed = body["errors"][:3]
-        rows = [(str(e.get("code", "")), str(e.get("message", ""))) for e in listed]
-    except (NetError, JsonInvalid, KeyError, TypeError, AttributeError):
-        pass
-    text, status = "; ".join(" ".join(row) for row in rows), answer.status
-    reason = f" ({without_controls(text)})" if text else ""
-    what = f"{method} {shown_address(answer.url)}"
-    if status in MAY_PASS:
-        return Lost(f"{what}: answers {status}{reason}", wait_s=asked_wait_s(answer.headers))
-    if status in (401, 403):
-        return RegistryRefused(f"{what}: refused with {status}{reason}")
-    if status == 404:
-        return errors.NotInRegistry(f"{what}: not found{reason}")
-    codes = frozenset(code for code, _ in rows)
-    return Refusal(f"{what}: answers {status}{reason}", status, codes)

@@ -178,12 +178,6 @@ def _receive(repository: Repository, blob: Descriptor, partial: Path | None, bar
         raise RegistryBroken(f"{blob.digest}: received {got}")
 
 
-def missing_blobs(wanted: WantedImage, blobs: BlobFolder) -> list[Descriptor]:
-    """What a pull fetches: blobs that are there and whole stay."""
-    place = blobs.blob_path
-    return [b for b in wanted.blobs if not is_whole(place(b.digest), b.digest, b.size_bytes)]
-
-
 def pull_into(repository: Repository, wanted: WantedImage, blobs: BlobFolder, jobs: int = 4) -> int:
     """Brings the missing blobs into the store; returns the bytes received."""
     with locked(blobs.partial_path(_LOCK)):
@@ -192,7 +186,9 @@ def pull_into(repository: Repository, wanted: WantedImage, blobs: BlobFolder, jo
 
 def _fetch_blobs(repository: Repository, wanted: WantedImage, blobs: BlobFolder, jobs: int) -> int:
     """Brings what is missing, in parallel, each blob checked; returns the bytes received."""
-    todo = missing_blobs(wanted, blobs)
+    place = blobs.blob_path
+    # blobs that are there and whole stay
+    todo = [b for b in wanted.blobs if not is_whole(place(b.digest), b.digest, b.size_bytes)]
     total = sum(b.size_bytes for b in todo)
     with (
         log.step(f"Fetching {len(todo)} of {len(wanted.blobs)} blobs, {log.size(total)}"),
@@ -202,17 +198,23 @@ def _fetch_blobs(repository: Repository, wanted: WantedImage, blobs: BlobFolder,
         def bring(blob: Descriptor) -> None:
             partial = blobs.partial_path(blob.digest.removeprefix("sha256:"))
             pull_blob(repository, blob, partial, bar)
-            keep_file(partial, blobs.blob_path(blob.digest))
+            keep_file(partial, place(blob.digest))
 
         repository.client.each(jobs, todo, bring)
     for document in (*wanted.documents, *wanted.evidence):
-        write_bytes(blobs.blob_path(document.digest), document.data)
+        write_bytes(place(document.digest), document.data)
     return total
 
 
 def pull_layout(repository: Repository, wanted: WantedImage, folder: Path, jobs: int = 4) -> Pulled:
     """Writes an OCI layout; it has an index only once everything in it is there."""
-    require_ours(folder)
+    hint = "Name a new or empty folder."
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise StoreUnwritable(f"{folder}: is not a folder", hint)
+    # overwrites no other files, and an interrupted pull can be resumed
+    known = {"blobs", ".partial", "oci-layout", "index.json"}
+    if folder.exists() and not {p.name for p in folder.iterdir()} <= known:
+        raise StoreUnwritable(f"{folder}: holds other files", hint)
     partial = folder / ".partial"
     entries = []
     for document in (wanted.root, *wanted.evidence):
@@ -236,14 +238,3 @@ def pull_layout(repository: Repository, wanted: WantedImage, folder: Path, jobs:
         received_bytes=received,
         evidence=tuple(d.digest for d in wanted.evidence),
     )
-
-
-def require_ours(folder: Path) -> None:
-    """A new or empty folder, or a layout that an earlier pull began."""
-    hint = "Name a new or empty folder."
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise StoreUnwritable(f"{folder}: is not a folder", hint)
-    # overwrites no other files, and an interrupted pull can be resumed
-    known = {"blobs", ".partial", "oci-layout", "index.json"}
-    if folder.exists() and not {p.name for p in folder.iterdir()} <= known:
-        raise StoreUnwritable(f"{folder}: holds other files", hint)

@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -116,18 +116,18 @@ def total_bytes(store: Store) -> int:
     return sum(s.size_bytes for s in sections(store) if s.name in ("layers", "inputs"))
 
 
-def repair_store(bad: list[Path]) -> None:
-    """Removes damaged files; the next build makes them again."""
-    for path in bad:
-        _remove(path)
-
-
-def _remove(path: Path) -> None:
-    """Removes a file; a folder in its place is not the store's to remove."""
-    if path.is_dir() and not path.is_symlink():
-        raise FolderInTheWay(path)
-    with files.os_errors_explained(path):
-        path.unlink(missing_ok=True)
+def remove_files(paths: Iterable[Path]) -> int:
+    """Removes damaged or unneeded files, which the next build makes again; the bytes freed."""
+    freed = 0
+    for path in paths:
+        # a folder in the place of a file is not the store's to remove
+        if path.is_dir() and not path.is_symlink():
+            raise FolderInTheWay(path)
+        n_bytes = _size(path)
+        with files.os_errors_explained(path):
+            path.unlink(missing_ok=True)
+        freed += n_bytes
+    return freed
 
 
 def unreachable(store: Store) -> list[Path]:
@@ -141,13 +141,3 @@ def unreachable(store: Store) -> list[Path]:
     partial = [p for p in _files(store.root / "partial") if p.lstat().st_mtime < old]
     # all inputs: they are in the layers already, and a rebuild can fetch them again
     return [*blobs, *tables, *_files(store.root / "inputs"), *partial]
-
-
-def remove_unreachable(store: Store) -> int:
-    """Removes what is unreachable; returns the bytes freed."""
-    freed = 0
-    for path in unreachable(store):
-        n_bytes = _size(path)
-        _remove(path)
-        freed += n_bytes
-    return freed

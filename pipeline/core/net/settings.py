@@ -20,6 +20,7 @@ _SYSTEM_BUNDLES = (
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/cert.pem",
 )
+_SYSTEM_UV = Path("/etc/uv/uv.toml")
 # What pip reads as true in its configuration.
 _YES = ("1", "y", "yes", "t", "true", "on")
 
@@ -46,17 +47,33 @@ def read_settings(extra_mirrors: tuple[str, ...] = ()) -> NetworkSettings:
     """The settings of pip, uv and SM120_* on this machine."""
     pip = pip_settings(_pip_config_list())
     user = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "uv" / "uv.toml"
-    files = []
-    for path in (user, Path("/etc/uv/uv.toml")):  # nearest first
+    env = os.environ
+    # the old names (UV_INDEX_URL, UV_EXTRA_INDEX_URL) still work in uv:
+    # https://docs.astral.sh/uv/concepts/indexes/
+    chosen = (env.get("UV_DEFAULT_INDEX") or env.get("UV_INDEX_URL") or "").split()[:1]
+    default = [_unnamed(u) for u in chosen]
+    extra = [_unnamed(u) for u in env.get("UV_INDEX", "").split()]
+    extra += env.get("UV_EXTRA_INDEX_URL", "").split()
+    places = env.get("UV_FIND_LINKS", "").replace(",", " ").split()
+    no_index = list(pip.get("no-index", []))
+    for path in (user, _SYSTEM_UV):  # nearest first
+        uv: dict[str, Any] = {}
         # uv itself says what is wrong with one that does not parse when it makes a lock
         with suppress(OSError, ValueError):
-            files.append(tomllib.loads(path.read_text(encoding="utf-8")))
-    uv = uv_settings(dict(os.environ), files)
-    # uv first: it resolves our locks, so what it finds there should be fetched from there
-    default = uv.get("default") or pip.get("index-url") or [default_index()]
-    extra = [*uv.get("extra", []), *pip.get("extra-index-url", [])]
-    places = [*uv.get("find-links", []), *pip.get("find-links", [])]
-    no_index = [*pip.get("no-index", []), *uv.get("no-index", [])]
+            uv = tomllib.loads(path.read_text(encoding="utf-8"))
+        for index in uv.get("index", []):
+            (default if index.get("default") else extra).append(str(index["url"]))
+        # `[pip]` holds what is for `uv pip` alone, which is how we call it
+        for table in (uv, uv.get("pip", {})):
+            default += [table["index-url"]] if "index-url" in table else []
+            extra += table.get("extra-index-url", [])
+            places += table.get("find-links", [])
+            no_index += [str(table["no-index"])] if "no-index" in table else []
+    # The first default is the nearest: environment, then user, then system. uv's before pip's: it
+    # resolves our locks, so what it finds there should be fetched from there.
+    default = default[:1] or pip.get("index-url") or [default_index()]
+    extra += pip.get("extra-index-url", [])
+    places += pip.get("find-links", [])
     urls = [] if any(value.lower() in _YES for value in no_index) else [*default, *extra]
     folders = [local_folder(p) for p in [*places, *urls]]
     return NetworkSettings(
@@ -106,30 +123,6 @@ def pip_settings(listing: str) -> dict[str, list[str]]:
         if values and rank > ranked.get(name, (0, []))[0]:
             ranked[name] = (rank, values)
     return {name: values for name, (_, values) in ranked.items()}
-
-
-def uv_settings(env: dict[str, str], files: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """uv's default index, extra indexes and find-links; the environment wins over files."""
-    result: dict[str, list[str]] = {"default": [], "extra": [], "find-links": [], "no-index": []}
-    # the old names (UV_INDEX_URL, UV_EXTRA_INDEX_URL) still work in uv:
-    # https://docs.astral.sh/uv/concepts/indexes/
-    default = (env.get("UV_DEFAULT_INDEX") or env.get("UV_INDEX_URL") or "").split()[:1]
-    result["default"] += [_unnamed(u) for u in default]
-    result["extra"] += [_unnamed(u) for u in env.get("UV_INDEX", "").split()]
-    result["extra"] += env.get("UV_EXTRA_INDEX_URL", "").split()
-    result["find-links"] += env.get("UV_FIND_LINKS", "").replace(",", " ").split()
-    for settings in files:
-        for index in settings.get("index", []):
-            result["default" if index.get("default") else "extra"].append(str(index["url"]))
-        # `[pip]` holds what is for `uv pip` alone, which is how we call it
-        for table in (settings, settings.get("pip", {})):
-            result["default"] += [table["index-url"]] if "index-url" in table else []
-            result["extra"] += table.get("extra-index-url", [])
-            result["find-links"] += table.get("find-links", [])
-            result["no-index"] += [str(table["no-index"])] if "no-index" in table else []
-    # the first one named is the nearest: environment, then user, then system
-    result["default"] = result["default"][:1]
-    return result
 
 
 def _unnamed(index: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from pipeline.artifacts.attest import names
 from pipeline.artifacts.attest.strict import plain
@@ -136,7 +137,7 @@ def _package_purl(pin: Pin, plan: ImagePlan) -> str:
     architecture = pin.file.removesuffix(".deb").rpartition("_")[2]
     # the suite of the first image of the chain that names one
     suite = next((p.spec.debian.suite for p in plan.chain() if p.spec.debian), "unknown")
-    return names.deb_purl(pin.name, pin.version, architecture, suite)
+    return names.deb_purl(pin.name, pin.version, architecture, distro=suite)
 
 
 def own_files(checkout: Checkout, plan: ImagePlan) -> list[OwnFile]:
@@ -176,7 +177,8 @@ class ImageTree:
     @property
     def purl(self) -> str:
         source, architecture = self.plan.source, self.plan.platform.partition("/")[2]
-        return names.tree_purl(source.name, source.upstream.commit, self.plan.name, architecture)
+        commit = quote(source.upstream.commit, safe="")
+        return f"pkg:generic/{source.name}@{commit}?arch={architecture}&build={self.plan.name}"
 
     @property
     def archive_purl(self) -> str:

@@ -107,11 +107,23 @@ def read_pci(capture: Capture) -> Pci:
                 aspm=then(config, aspm_of),
             )
         )
+    paths = capture.matching("/sys/kernel/iommu_groups/*/type")
+    types = {PurePosixPath(p).parent.name: p for p in paths}
+    groups = {g.iommu_group for g in gpus if not isinstance(g.iommu_group, Unknown)}
+    # the mode is decided per group; without cards all groups count
+    kinds = [capture.text(types[g]) for g in sorted((groups or set(types)) & set(types))]
+    known = {k for k in kinds if not isinstance(k, Unknown)}
+    iommu: Known[IommuMode] = "passthrough" if known == {"identity"} else "translated"
+    if not types and not groups:
+        has_devices = capture.matching(f"{PCI}/*/vendor")
+        iommu = "off" if has_devices else unknown("no PCI device is visible")
+    elif not known or len(known) < len(set(map(str, kinds))):
+        iommu = unknown("the kind of an IOMMU group cannot be read")
     policy = capture.text("/sys/module/pcie_aspm/parameters/policy")
     # `[default] performance powersave`: the one in brackets
     chosen = then(policy, lambda x: re.findall(r"\[(.*?)\]", x))
     return Pci(
-        iommu=_iommu(capture, gpus),
+        iommu=iommu,
         aspm_policy=then(
             chosen, lambda x: x[0] if x else unknown(f"no policy is chosen: {policy}")
         ),
@@ -144,18 +156,3 @@ def _gpu(capture: Capture, address: str) -> PciGpu:
         aspm=then(capture.data(f"{place}/config"), aspm_of),
         bridges=[part for part in reversed(path) if part.count(":") == 2],
     )
-
-
-def _iommu(capture: Capture, gpus: list[PciGpu]) -> Known[IommuMode]:
-    paths = capture.matching("/sys/kernel/iommu_groups/*/type")
-    types = {PurePosixPath(p).parent.name: p for p in paths}
-    groups = {g.iommu_group for g in gpus if not isinstance(g.iommu_group, Unknown)}
-    if not types and not groups:
-        has_devices = capture.matching(f"{PCI}/*/vendor")
-        return "off" if has_devices else unknown("no PCI device is visible")
-    # the mode is decided per group; without cards all groups count
-    kinds = [capture.text(types[g]) for g in sorted((groups or set(types)) & set(types))]
-    known = {k for k in kinds if not isinstance(k, Unknown)}
-    if not known or len(known) < len(set(map(str, kinds))):
-        return unknown("the kind of an IOMMU group cannot be read")
-    return "passthrough" if known == {"identity"} else "translated"

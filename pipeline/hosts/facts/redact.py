@@ -60,7 +60,7 @@ class _Placeholders:
         return _JOURNAL.sub(r"\1host\2", text)
 
 
-def redact_facts(capture: Capture) -> Capture:
+def redact_capture(capture: Capture) -> Capture:
     """The same machine without serial numbers, UUIDs, names, addresses and other arguments."""
     placeholders = _Placeholders()
     files = {}

@@ -79,8 +79,22 @@ class Remote:
     def run(self, command: str, limit_s: float = LIMIT_S) -> CommandResult:
         """Run one command; a host that cannot be reached raises."""
         if self._process is None:
-            with ssh_environment(self._to) as env:
-                self._process = proc.talk(connect_command(self._to), env=env)
+            to = self._to
+            if to.kind not in ("ssh", "local", "smart"):
+                raise Unreached(
+                    f"ansible_connection {to.kind} is not supported, only ssh and local"
+                )
+            if to.become_method != "sudo":
+                raise Unreached(f"become_method {to.become_method} is not supported, only sudo")
+            # our shell (shell.py), unbuffered: replies must not wait in a pipe
+            code = f"python3 -u -c {shlex.quote(one_line(Path(shell.__file__)))}"
+            # -S: the password comes over stdin, because there is no terminal
+            sudo = f"sudo -S -p {shlex.quote(_PROMPT)} -- {code}"
+            script = f'if [ "$(id -u)" = 0 ]; then exec {code}; else exec {sudo}; fi'
+            is_local = to.kind == "local"
+            words = ["/bin/sh", "-c"] if is_local else [*ssh_words(to), to.address, "--"]
+            with ssh_environment(to) as env:
+                self._process = proc.talk([*words, script], env=env)
                 first = self._line(self._process, _START_S)
             if first != f"{shell.READY} 0".encode():
                 raise Unreached(f"cannot become root: {first[:100]!r}")
@@ -131,22 +145,6 @@ def _send(process: subprocess.Popen[bytes], line: str) -> None:
     assert process.stdin is not None
     process.stdin.write(f"{line}\n".encode())
     process.stdin.flush()
-
-
-def connect_command(to: HostConnection) -> list[str]:
-    """The command line that ends as our shell (shell.py), run by root on the host."""
-    if to.kind not in ("ssh", "local", "smart"):
-        raise Unreached(f"ansible_connection {to.kind} is not supported, only ssh and local")
-    if to.become_method != "sudo":
-        raise Unreached(f"become_method {to.become_method} is not supported, only sudo")
-    # unbuffered: replies must not wait in a pipe
-    code = f"python3 -u -c {shlex.quote(one_line(Path(shell.__file__)))}"
-    # -S: the password comes over stdin, because there is no terminal
-    sudo = f"sudo -S -p {shlex.quote(_PROMPT)} -- {code}"
-    script = f'if [ "$(id -u)" = 0 ]; then exec {code}; else exec {sudo}; fi'
-    if to.kind == "local":
-        return ["/bin/sh", "-c", script]
-    return [*ssh_words(to), to.address, "--", script]
 
 
 def ssh_words(to: HostConnection) -> list[str]:

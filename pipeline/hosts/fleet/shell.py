@@ -39,27 +39,20 @@ def run_on_host(request: dict[str, Any]) -> dict[str, Any]:
     try:
         out, err = process.communicate(timeout=request["limit_s"])
     except subprocess.TimeoutExpired:
-        out, err = kill(process)
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        try:
+            out, err = process.communicate(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired as error:
+            # a process inside a driver that hangs ignores even SIGKILL; its output so far
+            _LEFT_BEHIND.append(process)
+            out, err = error.stdout or b"", error.stderr or b""
         err += b"\ndid not finish within %d s" % request["limit_s"]
         if process.returncode is None:
             err += b"; it cannot be killed and was left behind"
     texts = {"out": out, "err": err}
     code = _LEFT_CODE if process.returncode is None else process.returncode
     return {"code": code} | {k: base64.b64encode(v).decode() for k, v in texts.items()}
-
-
-def kill(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """Kill a command and its children; its output so far.
-
-    A process inside a driver that hangs ignores even SIGKILL and is left behind.
-    """
-    with suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
-    try:
-        return process.communicate(timeout=_GRACE_S)
-    except subprocess.TimeoutExpired as error:
-        _LEFT_BEHIND.append(process)
-        return error.stdout or b"", error.stderr or b""
 
 
 if __name__ == "__main__":

@@ -232,8 +232,35 @@ def run_functions(
     runtime = promised.roles.container_runtime
     engine = runtime.engine if runtime else "docker"
     cards = runner.card_options(engine, facts.software.docker if facts is not None else None)
-    script = function_script(engine, image, arguments, cards)
-    done = remote.run(script, runner.LIMIT_S + _CLEAN_UP_S)
+    packed = io.BytesIO()
+    # an argument has at most 128 KiB, see execve(2); the script is one
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=9) as tar:
+        for path in sorted(runner.WORKER.glob("*.py")):
+            tar.add(path, arcname=path.name)
+    code, folder = _FOLDER / "code", _FOLDER / "report"
+    command = runner.container_command(
+        image, folder, arguments, {}, worker=code, cards=cards, nccl=["@NCCL@"]
+    )
+    # whether the host has NCCL settings is seen only on it, by the lines before
+    run = shlex.join([engine, *command[1:]]).replace("@NCCL@", '"$@"')
+    limit, settings, library = f"{runner.LIMIT_S:.0f}", runner.NCCL_SETTINGS, runner.NCCL_LIBRARY
+    script = [
+        f"{_clean_up(engine)}; mkdir -p {code} {folder} || exit 1",
+        f"trap '{_clean_up(engine)}' EXIT",
+        # the image's user is not root, so the folder of the report is open while the tests run
+        f"chmod 755 {_FOLDER} {code} && chmod 777 {folder}",
+        f"echo {base64.b64encode(packed.getvalue()).decode()} | base64 -d"
+        f" | tar -xz -C {code} || exit 1",
+        # the same settings and library that an engine on this host gets
+        f"set --; [ ! -f {settings} ] || set -- --env-file {settings}",
+        f'[ ! -d {library} ] || set -- "$@" --volume {library}:{library}:ro',
+        # stdout is for the report alone
+        f"timeout --kill-after=10 {limit} {run} >&2",
+        f'[ $? -ne 124 ] || echo "did not finish within {limit} s"  >&2',
+        # stderr above has the reason where there is no report
+        f"cat {folder}/{runner.REPORT_NAME} 2>/dev/null",
+    ]
+    done = remote.run("\n".join(script), runner.LIMIT_S + _CLEAN_UP_S)
     try:
         report = runner.parse_report(done.out, "the function tests")
     except FactsUnreadable:
@@ -243,42 +270,6 @@ def run_functions(
         reason = runner.last_message(output)
         return [not_tested(f"the function tests gave no report: {reason}")], []
     return report.rows, report.lines()
-
-
-def function_script(engine: str, image: str, arguments: Sequence[str], cards: Sequence[str]) -> str:
-    """A script that unpacks the tests, runs them in a container and prints their report.
-
-    The image's user is not root, so the folder of the report is open while the tests run.
-    """
-    packed = io.BytesIO()
-    # an argument has at most 128 KiB, see execve(2); the script is one
-    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=9) as tar:
-        for path in sorted(runner.WORKER.glob("*.py")):
-            tar.add(path, arcname=path.name)
-    code, report = _FOLDER / "code", _FOLDER / "report"
-    command = runner.container_command(
-        image, report, arguments, {}, worker=code, cards=cards, nccl=["@NCCL@"]
-    )
-    # whether the host has NCCL settings is seen only on it, by the lines before
-    run = shlex.join([engine, *command[1:]]).replace("@NCCL@", '"$@"')
-    limit, settings, library = f"{runner.LIMIT_S:.0f}", runner.NCCL_SETTINGS, runner.NCCL_LIBRARY
-    return "\n".join(
-        [
-            f"{_clean_up(engine)}; mkdir -p {code} {report} || exit 1",
-            f"trap '{_clean_up(engine)}' EXIT",
-            f"chmod 755 {_FOLDER} {code} && chmod 777 {report}",
-            f"echo {base64.b64encode(packed.getvalue()).decode()} | base64 -d"
-            f" | tar -xz -C {code} || exit 1",
-            # the same settings and library that an engine on this host gets
-            f"set --; [ ! -f {settings} ] || set -- --env-file {settings}",
-            f'[ ! -d {library} ] || set -- "$@" --volume {library}:{library}:ro',
-            # stdout is for the report alone
-            f"timeout --kill-after=10 {limit} {run} >&2",
-            f'[ $? -ne 124 ] || echo "did not finish within {limit} s"  >&2',
-            # stderr above has the reason where there is no report
-            f"cat {report}/{runner.REPORT_NAME} 2>/dev/null",
-        ]
-    )
 
 
 def _clean_up(engine: str) -> str:

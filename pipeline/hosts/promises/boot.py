@@ -8,13 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from pipeline.core.model import Frozen
-from pipeline.hosts.promises.checks import (
-    Host,
-    kernel_arguments,
-    require,
-    texts_in,
-    undecided_unless,
-)
+from pipeline.hosts.promises.checks import Host, kernel_arguments, require, texts_in
 
 # of these the last one counts; others, such as console=, may be given several times
 _ONE_VALUE = ("iommu", "amd_iommu", "intel_iommu", "pcie_aspm", "pcie_port_pm")
@@ -50,11 +44,6 @@ def overriding_file(rows: Sequence[tuple[str, list[str]]], wanted: Sequence[str]
     return next((path for path, arguments in later if without_effect(wanted, arguments)), None)
 
 
-# GRUB_DEFAULT as GRUB's settings files have it
-_DEFAULT = (
-    "for f in /etc/default/grub /etc/default/grub.d/*.cfg; do"
-    ' [ ! -e "$f" ] || . "$f" >/dev/null 2>&1; done; printf %s "$GRUB_DEFAULT"'
-)
 # menuentry 'Debian GNU/Linux' --class debian $menuentry_id_option 'gnulinux-simple-UUID' {
 _ENTRY = re.compile(r"^\s*(menuentry|submenu)\s+(['\"])(.*?)\2(?:.*?_option\s+'([^']*)')?.*\{\s*$")
 
@@ -67,11 +56,14 @@ class BootEntry(Frozen):
     entries: tuple[BootEntry, ...] = ()
 
 
-def boot_entries(text: str) -> tuple[BootEntry, ...]:
-    """The menu in grub.cfg; entries without a kernel of Linux have an empty one."""
+def chosen_kernel(grub_cfg: str, choice: str) -> str | None:
+    """The kernel of an entry that GRUB_DEFAULT names: `0`, `1>2`, a title, an id; None: no such.
+
+    Entries without a kernel of Linux have an empty one.
+    """
     # of each open menu: its names, its kernel, its entries
     stack: list[tuple[tuple[str, ...], list[str], list[BootEntry]]] = [((), [], [])]
-    for line in text.splitlines():
+    for line in grub_cfg.splitlines():
         entry = _ENTRY.match(line)
         kernel = re.match(r"\s*linux\S*\s+\S*?vmlinu[xz]-(\S+)", line)
         if entry:
@@ -82,33 +74,15 @@ def boot_entries(text: str) -> tuple[BootEntry, ...]:
             names, kernels, inner = stack.pop()
             first = kernels[0] if kernels else (inner[0].kernel if inner else "")
             stack[-1][2].append(BootEntry(names=names, kernel=first, entries=tuple(inner)))
-    return tuple(stack[0][2])
-
-
-def chosen_kernel(entries: Sequence[BootEntry], choice: str) -> str | None:
-    """The kernel of an entry that GRUB_DEFAULT names: `0`, `1>2`, a title, an id; None: no such."""
-    kernel: str | None = None
+    entries: Sequence[BootEntry] = stack[0][2]
+    chosen: str | None = None
     for part in (choice or "0").split(">"):
         at = int(part) if part.isdigit() else None
         found = next((e for i, e in enumerate(entries) if i == at or part in e.names), None)
         if found is None:
             return None
-        kernel, entries = found.kernel, found.entries
-    return kernel
-
-
-def next_choices(host: Host, grub_cfg: str) -> dict[str, str]:
-    """What GRUB will start, by where that is written: now, and after the next update-grub."""
-    lines = host.run("grub-editenv /boot/grub/grubenv list 2>/dev/null").stdout.splitlines()
-    env = dict(line.partition("=")[::2] for line in lines)
-    saved = env.get("saved_entry", "")
-    if env.get("next_entry"):
-        return {"next_entry of grubenv": env["next_entry"]}
-    made = [x for x in re.findall(r'set default="([^"]*)"', grub_cfg) if x != "${next_entry}"]
-    setting = str(host.run("/bin/sh -c %s", _DEFAULT).stdout).strip()
-    choices = {"/boot/grub/grub.cfg": made[-1] if made else "", "GRUB_DEFAULT": setting}
-    is_saved = ("saved", "${saved_entry}")
-    return {where: saved if each in is_saved else each for where, each in choices.items()}
+        chosen, entries = found.kernel, found.entries
+    return chosen
 
 
 # prints modprobe's files in an initramfs, each below its name, and whether it has the driver
@@ -138,17 +112,6 @@ while at < len(data):
     else: break
 print("\x1eend\n")
 """
-
-
-def initramfs_settings(host: Host, path: str) -> tuple[list[ModuleLine], bool]:
-    """modprobe's lines in an initramfs, and whether it holds the driver's module."""
-    done = host.run("python3 -c %s %s", READ_INITRAMFS, path)
-    texts = dict(x.partition("\n")[::2] for x in done.stdout.split("\x1e") if x)
-    whole = done.rc == 0 and "end" in texts
-    undecided_unless(whole, f"{path} cannot be read: {done.stderr.strip()[-100:]}")
-    files = {p: text for p, text in texts.items() if p.startswith("/")}
-    lines = [line for p, text in files.items() for line in parse_lines(f"{path}:{p}", text)]
-    return lines, "driver" in texts
 
 
 class ModuleLine(Frozen):

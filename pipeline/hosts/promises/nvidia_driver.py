@@ -24,6 +24,11 @@ _LOADED_BY_NAME = (
 )
 # a module's own settings, and then those of the site, which DKMS reads after them
 _DKMS = ("/usr/src/nvidia-[0-9]*/dkms.conf", "/etc/dkms/nvidia.conf", "/etc/dkms/nvidia-*.conf")
+# GRUB_DEFAULT as GRUB's settings files have it
+_GRUB_DEFAULT = (
+    "for f in /etc/default/grub /etc/default/grub.d/*.cfg; do"
+    ' [ ! -e "$f" ] || . "$f" >/dev/null 2>&1; done; printf %s "$GRUB_DEFAULT"'
+)
 _BUILD = "Look at `dkms status` and `dmesg | grep -i nvrm`, then reboot."
 
 
@@ -183,10 +188,19 @@ def test_the_kernel_that_boots_next_has_the_driver(host: Host, lock: TargetLock)
     files = host.run("ls -v /boot").stdout.split()
     kernels = [f.removeprefix("vmlinuz-") for f in files if f.startswith("vmlinuz-")]
     grub = str(host.run("cat /boot/grub/grub.cfg").stdout)
-    entries = boot.boot_entries(grub)
+    lines = host.run("grub-editenv /boot/grub/grubenv list 2>/dev/null").stdout.splitlines()
+    env = dict(line.partition("=")[::2] for line in lines)
+    made = [x for x in re.findall(r'set default="([^"]*)"', grub) if x != "${next_entry}"]
+    setting = str(host.run("/bin/sh -c %s", _GRUB_DEFAULT).stdout).strip()
+    # what GRUB will start, by where that is written: now, and after the next update-grub
+    written = {"/boot/grub/grub.cfg": made[-1] if made else "", "GRUB_DEFAULT": setting}
+    saved, means_saved = env.get("saved_entry", ""), ("saved", "${saved_entry}")
+    choices = {where: saved if x in means_saved else x for where, x in written.items()}
+    if env.get("next_entry"):
+        choices = {"next_entry of grubenv": env["next_entry"]}
     booted: dict[str, str] = {}
-    for where, choice in boot.next_choices(host, grub).items():
-        kernel = boot.chosen_kernel(entries, choice)
+    for where, choice in choices.items():
+        kernel = boot.chosen_kernel(grub, choice)
         if kernel:
             booted[kernel] = f" (by {where})" if choice not in ("", "0") else ""
         elif choice not in ("", "0"):

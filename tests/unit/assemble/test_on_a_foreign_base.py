@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.artifacts.store.store import Store, open_store
-from pipeline.artifacts.store.upkeep import damaged, remove_unreachable
+from pipeline.artifacts.store.upkeep import damaged, remove_files, unreachable
 from pipeline.core.errors import (
     BaseUnusable,
     CorruptArchive,
@@ -469,7 +469,7 @@ def test_a_trimmed_store_still_has_what_the_next_build_needs(tmp_path: Path) -> 
     checkout = checkout_on(tmp_path, foreign_image())
     store = open_store(tmp_path / "store")
     build(checkout, store, tmp_path / "mirror", "mine")
-    remove_unreachable(store)
+    remove_files(unreachable(store))
     assert damaged(store, lambda n: None) == []
     (checkout.folder("mine") / "tool").write_text("edited\n")
     build(checkout, store, tmp_path / "nowhere", "mine")

@@ -103,7 +103,7 @@ def test_a_kind_of_others_is_its_own_name() -> None:
 def test_what_parts_a_package_url_is_quoted_in_its_pieces() -> None:
     wheel = wheel_purl("pkg", "1!2.0/x+y", "pkg 1/2?.whl")
     assert wheel == "pkg:pypi/pkg@1%212.0%2Fx%2By?file_name=pkg%201%2F2%3F.whl"
-    deb = deb_purl("g++/x", "1:2+b/1", "amd64", "deb 12/x")
+    deb = deb_purl("g++/x", "1:2+b/1", "amd64", distro="deb 12/x")
     assert deb == "pkg:deb/debian/g%2B%2B%2Fx@1%3A2%2Bb%2F1?arch=amd64&distro=deb%2012%2Fx"
 
 

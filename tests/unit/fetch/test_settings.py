@@ -3,7 +3,6 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,7 +19,6 @@ from pipeline.core.net.settings import (
     local_folder,
     pip_settings,
     read_settings,
-    uv_settings,
     with_login,
 )
 from pipeline.core.net.timing import HttpLimits
@@ -167,22 +165,25 @@ def test_an_unreadable_uv_file_is_passed_over(
     assert read_settings().indexes == (PYPI_SIMPLE_ENDPOINT,)
 
 
-def test_all_of_uvs_spellings() -> None:
-    env = {
-        "UV_INDEX": f"mine={INDEX} https://h/simple?a=b",
-        "UV_EXTRA_INDEX_URL": "https://x https://y",
-        "UV_FIND_LINKS": "/a,/b",
-    }
-    files: list[dict[str, Any]] = [
-        {"index-url": "https://d", "extra-index-url": ["https://z"], "find-links": ["/c"]},
-        {"pip": {"index-url": "https://e", "no-index": True}},
-    ]
-    assert uv_settings(env, files) == {
-        "default": ["https://d"],
-        "extra": [INDEX, "https://h/simple?a=b", "https://x", "https://y", "https://z"],
-        "find-links": ["/a", "/b", "/c"],
-        "no-index": ["True"],
-    }
+def test_all_of_uvs_spellings(
+    pip_says: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("UV_INDEX", f"mine={INDEX} https://h/simple?a=b")
+    monkeypatch.setenv("UV_EXTRA_INDEX_URL", "https://x https://y")
+    monkeypatch.setenv("UV_FIND_LINKS", "/a,/b")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr("pipeline.core.net.settings._SYSTEM_UV", tmp_path / "system.toml")
+    (tmp_path / "uv").mkdir()
+    (tmp_path / "uv" / "uv.toml").write_text(
+        'index-url = "https://d"\nextra-index-url = ["https://z"]\nfind-links = ["/c"]\n'
+    )
+    (tmp_path / "system.toml").write_text('[pip]\nindex-url = "https://e"\n')
+    result = read_settings()
+    extra = (INDEX, "https://h/simple?a=b", "https://x", "https://y", "https://z")
+    assert result.indexes == ("https://d", *extra)
+    assert result.folders == (Path("/a"), Path("/b"), Path("/c"))
+    (tmp_path / "system.toml").write_text("[pip]\nno-index = true\n")
+    assert read_settings().indexes == ()
 
 
 def test_mirrors_come_from_the_command_then_the_environment(

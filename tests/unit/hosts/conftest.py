@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.hosts.fleet.promised import Promised
-from pipeline.hosts.lock_model import HostLock, sealed_host, write_host_lock
+from pipeline.hosts.lock_model import write_host_lock
 from pipeline.hosts.spec import HostSpec
 from tests.testbed import unkillable as stuck
 from tests.testbed.unkillable import CANNOT
@@ -61,8 +61,7 @@ def key(tmp_path: Path) -> Path:
 @pytest.fixture
 def promised(tmp_path: Path) -> Promised:
     """A host whose lock is there to be read."""
-    lock: HostLock = sealed_host(SPEC, {"debian-12/amd64": LOCK})
-    write_host_lock(tmp_path / "host.lock.yaml", lock)
+    write_host_lock(tmp_path / "host.lock.yaml", SPEC, {"debian-12/amd64": LOCK})
     text = json.dumps(
         {
             "host": "n1",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.hosts.fleet.remote import Remote, Unreached, connect_command
+from pipeline.hosts.fleet.remote import Remote, Unreached
 from tests.unit.hosts.fake_host import LOCAL, program
 
 
@@ -92,24 +92,26 @@ def test_a_connection_that_breaks_in_the_middle_is_said(programs: Path) -> None:
 OVER_SSH = LOCAL.model_copy(update={"kind": "ssh", "address": "n1"})
 
 
-def ssh_words(**given: object) -> list[str]:
+def ssh_words(programs: Path, **given: object) -> list[str]:
     """The arguments of ssh, up to the host's own."""
-    command = connect_command(OVER_SSH.model_copy(update=given))
-    return command[1 : command.index("--")]
+    program(programs, "ssh", f'printf "%s\\n" "$@" >{programs}/words; exit 255')
+    with pytest.raises(Unreached):
+        Remote(OVER_SSH.model_copy(update=given)).run("true")
+    words = (programs / "words").read_text().splitlines()
+    return words[: words.index("--")]
 
 
 def test_the_inventorys_key_user_port_and_arguments_are_in_the_ssh_command(programs: Path) -> None:
-    program(programs, "ssh", "exit 255")
-    message = ssh_words(key="/keys/a b", user="ops", port=2222, arguments="-o 'ProxyJump=a b'")
-    assert message[message.index("-i") + 1] == "/keys/a b"
-    assert message[message.index("-l") + 1] == "ops"
-    assert message[message.index("-p") + 1] == "2222"
-    assert message[-3:] == ["-o", "ProxyJump=a b", "n1"]
+    arguments = "-o 'ProxyJump=a b'"
+    words = ssh_words(programs, key="/keys/a b", user="ops", port=2222, arguments=arguments)
+    assert words[words.index("-i") + 1] == "/keys/a b"
+    assert words[words.index("-l") + 1] == "ops"
+    assert words[words.index("-p") + 1] == "2222"
+    assert words[-3:] == ["-o", "ProxyJump=a b", "n1"]
 
 
 def test_what_the_inventory_leaves_open_ssh_decides_itself(programs: Path) -> None:
-    program(programs, "ssh", "exit 255")
-    assert {"-i", "-l", "-p"} & set(ssh_words()) == set()
+    assert {"-i", "-l", "-p"} & set(ssh_words(programs)) == set()
 
 
 # prompts as ssh does, and runs its command where the password is right
@@ -140,7 +142,6 @@ def test_ssh_gets_its_password_from_us_and_nothing_of_it_is_left(
 
 
 def test_without_a_password_ssh_asks_nobody(programs: Path) -> None:
-    program(programs, "ssh", "exit 255")
-    assert ssh_words()[:2] == ["-o", "BatchMode=yes"]
-    assert "BatchMode=yes" not in ssh_words(password="x")
-    assert "NumberOfPasswordPrompts=1" in ssh_words(password="x")
+    assert ssh_words(programs)[:2] == ["-o", "BatchMode=yes"]
+    assert "BatchMode=yes" not in ssh_words(programs, password="x")
+    assert "NumberOfPasswordPrompts=1" in ssh_words(programs, password="x")

@@ -23,7 +23,7 @@ from pipeline.hosts.promises import nccl, pcie, registry, weights
 from pipeline.hosts.promises import nvidia_driver as driver
 from pipeline.hosts.promises import nvidia_repository as repository
 from pipeline.hosts.promises import pinned_packages as pins
-from pipeline.hosts.promises.boot import READ_INITRAMFS, boot_entries, chosen_kernel
+from pipeline.hosts.promises.boot import READ_INITRAMFS, chosen_kernel
 from pipeline.hosts.promises.checks import Broken, NotApplicable, Undecided
 from tests.unit.hosts.fake_host import FakeHost
 from tests.unit.hosts.good_host import (
@@ -501,7 +501,7 @@ def test_what_a_site_may_set_is_no_break() -> None:
 def test_the_entry_that_grub_starts_is_found_by_number_title_and_id(
     choice: str, kernel: str | None
 ) -> None:
-    assert chosen_kernel(boot_entries(MENU.format("0")), choice) == kernel
+    assert chosen_kernel(MENU.format("0"), choice) == kernel
 
 
 def cpio(name: str, data: bytes) -> bytes:

@@ -18,7 +18,7 @@ from pipeline.hosts.facts.drift import read_recorded_facts
 from pipeline.hosts.facts.gather import gather_facts
 from pipeline.hosts.facts.model import HostFacts
 from pipeline.hosts.facts.pci import extended_capability
-from pipeline.hosts.facts.redact import redact_facts
+from pipeline.hosts.facts.redact import redact_capture
 from pipeline.hosts.facts.source import Capture, CapturedCommand, CapturedFile, read_capture
 from pipeline.hosts.facts.summary import summarise
 from tests.unit.hosts.machines import H200, blackwell, changed, facts, h200
@@ -217,7 +217,7 @@ def test_redaction_takes_out_what_tells_machines_apart() -> None:
             " pid=1, name=my-model, x\n",
         },
     )
-    text = redact_facts(named).model_dump_json()
+    text = redact_capture(named).model_dump_json()
     for secret in ("secret-rig", uuid, "0123456789abcdef", "10.1.2.3", "--token", "my-model"):
         assert secret not in text
     assert "iommu=pt" in text
@@ -227,13 +227,13 @@ def test_redaction_takes_out_what_tells_machines_apart() -> None:
 def test_redaction_keeps_what_belongs_together() -> None:
     uuid = "3f0e1a52-1111-2222-3333-444455556666"
     twice = changed(h200(), outputs={"dmesg": f"NVRM {uuid}\nnvidia {uuid}\n"})
-    lines = redact_facts(twice).commands["dmesg"].out.splitlines()
+    lines = redact_capture(twice).commands["dmesg"].out.splitlines()
     assert lines[0].split()[1] == lines[1].split()[1] != uuid
 
 
 def test_redaction_takes_a_serial_number_out_of_registers() -> None:
     bridge = "/sys/bus/pci/devices/0000:00:01.1/config"
-    before, after = blackwell(1).data(bridge), redact_facts(blackwell(1)).data(bridge)
+    before, after = blackwell(1).data(bridge), redact_capture(blackwell(1)).data(bridge)
     assert not isinstance(before, Unknown)
     assert not isinstance(after, Unknown)
     at = extended_capability(before, 3)
@@ -244,7 +244,9 @@ def test_redaction_takes_a_serial_number_out_of_registers() -> None:
 
 
 def test_redacted_twice_is_redacted_once() -> None:
-    assert redact_facts(redact_facts(h200())).model_dump() == redact_facts(h200()).model_dump()
+    assert (
+        redact_capture(redact_capture(h200())).model_dump() == redact_capture(h200()).model_dump()
+    )
 
 
 def test_the_committed_capture_is_redacted() -> None:

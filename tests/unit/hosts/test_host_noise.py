@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.core.errors import RecordInvalid
 from pipeline.hosts.facts.model import HostFacts
-from pipeline.hosts.facts.redact import redact_facts
+from pipeline.hosts.facts.redact import redact_capture
 from pipeline.hosts.facts.source import Capture, CapturedCommand, CapturedFile
 from pipeline.hosts.facts.summary import summarise
 from pipeline.hosts.rules.judge import judge_rules
@@ -51,4 +51,4 @@ def test_a_damaged_machine_is_still_judged(seed: int) -> None:
     # a value that no statement can carry is refused, not passed on
     with suppress(RecordInvalid):
         assert summarise(result)
-    assert facts(redact_facts(capture))
+    assert facts(redact_capture(capture))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,15 @@ from pipeline.hosts.probes.runner import (
 )
 from pipeline.hosts.probes.tune import Setting, plan, sweep, workloads
 from pipeline.hosts.probes.worker.main import (
+    CODES,
     DEFAULT_FLOORS,
+    Session,
     judge_copy,
     judge_library,
     judge_reduce,
     judge_writes,
     loss,
-    overall,
+    main,
     row,
 )
 from pipeline.hosts.probes.worker.processes import RankResult
@@ -242,15 +245,22 @@ def test_the_library_in_use_must_be_one_and_the_one_meant() -> None:
     assert verdict([end(0)], device="cpu") == "not applicable"
 
 
-def test_the_worst_verdict_is_the_fast() -> None:
-    def rows(*verdicts: str) -> list[dict[str, Any]]:
-        return [row("x", "y", v) for v in verdicts]
-
-    assert overall(rows("passed", "failed", "unknown")) == "failed"
-    assert overall(rows("passed", "unknown")) == "unknown"
-    assert overall(rows("passed", "not applicable")) == "passed"
-    assert overall(rows("not applicable")) == "unknown"
-    assert overall([]) == "unknown"
+@pytest.mark.parametrize(
+    ("verdicts", "worst"),
+    [
+        (("passed", "failed", "unknown"), "failed"),
+        (("passed", "unknown"), "unknown"),
+        (("passed", "not applicable"), "passed"),
+        (("not applicable",), "unknown"),
+        ((), "unknown"),
+    ],
+)
+def test_the_worst_verdict_is_that_of_the_machine(
+    verdicts: tuple[str, ...], worst: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "run", lambda _: [row("x", "y", v) for v in verdicts])
+    assert main([str(tmp_path / "report.json")]) == CODES[worst]
+    assert json.loads((tmp_path / "report.json").read_text())["verdict"] == worst
 
 
 def test_the_answer_of_a_real_card_is_read() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts.store.store import FOLDERS, MARK, Store, open_store, open_to_read
-from pipeline.artifacts.store.upkeep import damaged, remove_unreachable, repair_store
+from pipeline.artifacts.store.upkeep import damaged, remove_files, unreachable
 from pipeline.core.errors import NotAStore
 from tests.unit.support import (
     ROOT,
@@ -235,10 +235,10 @@ def test_trim_and_repair_take_only_what_a_store_names(tmp_path: Path) -> None:
         (folder / "thesis.pdf").write_bytes(b"mine")
         os.utime(folder / "thesis.pdf", (0, 0))
     (store.root / "inputs" / HEX).write_bytes(b"old")
-    repair_store(damaged(store, lambda n_bytes: None))
+    remove_files(damaged(store, lambda n_bytes: None))
     assert not (store.root / "inputs" / HEX).exists()
     (store.root / "inputs" / HEX).write_bytes(b"old")
-    assert remove_unreachable(store) == 3
+    assert remove_files(unreachable(store)) == 3
     assert all((folder / "thesis.pdf").read_bytes() == b"mine" for folder in folders)
 
 
@@ -250,7 +250,7 @@ def test_a_link_in_the_place_of_a_blob_is_damage_and_only_the_link_goes(tmp_path
     place.unlink()
     place.symlink_to(mine)
     assert damaged(store, lambda n_bytes: None) == [place]
-    repair_store([place])
+    remove_files([place])
     assert not place.is_symlink()
     assert mine.read_bytes() == b"{}"
 

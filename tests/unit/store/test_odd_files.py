@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.artifacts.oci.layout import export_layout
 from pipeline.artifacts.store.store import Store, read_image_record
-from pipeline.artifacts.store.upkeep import damaged, repair_store, unreachable
+from pipeline.artifacts.store.upkeep import damaged, remove_files, unreachable
 from pipeline.core.errors import (
     DiskFull,
     FolderInTheWay,
@@ -175,12 +175,12 @@ def test_a_repair_takes_pipes_and_links_and_leaves_a_folder_to_its_owner(world: 
     endless(blobs / ("b" * 64))
     bad = damaged(world.store, lambda _: None)
     assert [p.name[0] for p in bad] == ["a", "b"]
-    repair_store(bad)
+    remove_files(bad)
     assert damaged(world.store, lambda _: None) == []
     folder(blobs / ("c" * 64))
     (blobs / ("c" * 64) / "precious").write_text("mine")
     with pytest.raises(FolderInTheWay):
-        repair_store(damaged(world.store, lambda _: None))
+        remove_files(damaged(world.store, lambda _: None))
     assert (blobs / ("c" * 64) / "precious").exists()
 
 

@@ -68,9 +68,22 @@ class Session:
 
     def run(self) -> list[Row]:
         """All rows; a test that hangs or dies is one of them."""
-        rows = [self._card()]
-        if self.count == 0:
-            return rows
+        device, ranks = self.asked.device, self.asked.ranks
+        # a planted fault is for the tests, not for the look at the cards before them
+        job = {**self._job("card"), "fault": None}
+        # the first use of CUDA may take long, so it has the time limit of a start
+        [result] = run_processes([job], Limits(self.limits.start_s, self.limits.start_s))
+        if why := loss([result]):
+            return [row("cards", device, UNKNOWN, f"torch: {why}", output=[result.output])]
+        seen = result.steps["card"]
+        count = int(seen["count"])
+        if not count:
+            return [row("cards", "cuda", UNKNOWN, "torch sees no CUDA device", **seen)]
+        self.count = min(count, ranks or count) if device == "cuda" else ranks or 2
+        rows = [row("cards", device, PASSED, **seen)]
+        if device == "cuda" and ranks and ranks > count:
+            why = f"{ranks} were asked for, torch sees {count}"
+            rows = [row("cards", "cuda", FAILED, why, **seen)]
         wanted, cards = self.asked.only or _TESTS, range(self.count)
         one = "there is one card"
         if "copy" in wanted:
@@ -102,26 +115,6 @@ class Session:
         common = {"rounds": asked.rounds, "warmup": 5, "bulk_bytes": asked.bulk_bytes}
         return {"kind": kind, "device": asked.device, "fault": self.fault, **common, **more}
 
-    def _card(self) -> Row:
-        device, ranks = self.asked.device, self.asked.ranks
-        # a planted fault is for the tests, not for the look at the cards before them
-        job = {**self._job("card"), "fault": None}
-        # the first use of CUDA may take long, so it has the time limit of a start
-        [result] = run_processes([job], Limits(self.limits.start_s, self.limits.start_s))
-        if why := loss([result]):
-            return row("cards", device, UNKNOWN, f"torch: {why}", output=[result.output])
-        card = result.steps["card"]
-        cards = int(card["count"])
-        self.count = min(cards, ranks or cards)
-        if not cards:
-            return row("cards", "cuda", UNKNOWN, "torch sees no CUDA device", **card)
-        if device == "cuda" and ranks and ranks > cards:
-            why = f"{ranks} were asked for, torch sees {cards}"
-            return row("cards", "cuda", FAILED, why, **card)
-        if device == "cpu":
-            self.count = ranks or 2
-        return row("cards", device, PASSED, **card)
-
     def _each(self, kind: str, key: str, items: list[Any], name: Any, verdict: Any) -> list[Row]:
         """One process for all items; after one that hangs or dies, a new process for the rest."""
         rows: list[Row] = []
@@ -144,12 +137,6 @@ def row(check: str, subject: str, verdict: str, why: str = "", **measured: Any) 
     """One row of the report."""
     head = {"check": check, "subject": subject, "verdict": verdict, "why": why}
     return {**head, "measured": measured}
-
-
-def overall(rows: list[Row]) -> str:
-    """The worst that was seen; where nothing could be judged, unknown."""
-    seen = {r["verdict"] for r in rows}
-    return next((verdict for verdict in (FAILED, UNKNOWN, PASSED) if verdict in seen), UNKNOWN)
 
 
 def loss(results: list[RankResult]) -> str:
@@ -260,7 +247,9 @@ def main(argv: list[str]) -> int:
     session = Session(asked)
     start = time.monotonic()
     rows = session.run()
-    verdict = overall(rows)
+    seen = {r["verdict"] for r in rows}
+    # the worst that was seen; where nothing could be judged, unknown
+    verdict = next((x for x in (FAILED, UNKNOWN, PASSED) if x in seen), UNKNOWN)
     report = {
         "version": 1,
         "verdict": verdict,

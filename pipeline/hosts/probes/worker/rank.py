@@ -175,7 +175,24 @@ def _reduce(log: StepLog, job: Job) -> None:
         found["wrong_values"] = wrong + (1 if log.faulty("wrong") else 0)
     for size in job["sizes"]:
         with log.step(f"latency {size}") as found:
-            found.update(_latency(log, job, size))
+            kind = kinds[-1]
+            count = size // torch.finfo(kind).bits * 8
+            found["wrong_values"] = _wrong(job, count, kind, 5)
+            numbers = torch.zeros(count, dtype=kind, device=_place(job, rank))
+            taken = []
+            for turn in range(job["warmup"] + job["rounds"]):
+                dist.barrier()
+                _sync(job)
+                start = time.perf_counter()
+                if log.faulty("slow"):
+                    time.sleep(0.05)
+                dist.all_reduce(numbers)
+                _sync(job)
+                if turn >= job["warmup"]:
+                    taken.append((time.perf_counter() - start) * 1e6)
+            taken.sort()
+            found.update(median_us=taken[len(taken) // 2], worst_us=taken[-1], rounds=len(taken))
+            found["in_a_row_us"] = _in_a_row(job, numbers, job["rounds"])
     if job["bulk_bytes"]:
         with log.step("bandwidth") as found:
             values = job["bulk_bytes"] // 4
@@ -201,32 +218,6 @@ def _wrong(job: Job, count: int, kind: Any, turn: int) -> int:
     _sync(job)
     expected = base * job["world"] + sum(r % 4 + 1 for r in range(job["world"]))
     return int((numbers != expected.to(kind)).sum().item())
-
-
-def _latency(log: StepLog, job: Job, size: int) -> dict[str, Any]:
-    kind = torch.bfloat16 if job["device"] == "cuda" else torch.float32
-    count = size // torch.finfo(kind).bits * 8
-    wrong = _wrong(job, count, kind, 5)
-    numbers = torch.zeros(count, dtype=kind, device=_place(job, job["rank"]))
-    taken = []
-    for turn in range(job["warmup"] + job["rounds"]):
-        dist.barrier()
-        _sync(job)
-        start = time.perf_counter()
-        if log.faulty("slow"):
-            time.sleep(0.05)
-        dist.all_reduce(numbers)
-        _sync(job)
-        if turn >= job["warmup"]:
-            taken.append((time.perf_counter() - start) * 1e6)
-    taken.sort()
-    return {
-        "wrong_values": wrong,
-        "median_us": taken[len(taken) // 2],
-        "worst_us": taken[-1],
-        "in_a_row_us": _in_a_row(job, numbers, job["rounds"]),
-        "rounds": len(taken),
-    }
 
 
 def _in_a_row(job: Job, numbers: Any, rounds: int) -> float:
