@@ -147,7 +147,7 @@ def _flat_cell(program: Program, result: dict[str, Any]) -> ForeignCell:
         begin = _VLLM_ROLE if is_chat else ""
         times = {name: (f"{name}_ms", begin) for name in ("ttft", "tpot", "itl")}
         times["e2el"] = ("latency_ms", _VLLM_END)
-        left_out, prefixes = {"date", "run_number"}, ("std_", "probe_")
+        left_out = {"date", "run_number", *(name for name in result if name.startswith("probe_"))}
     else:
         is_native = result.get("backend") in _SGLANG_NATIVE
         output = "" if is_native else _SGLANG_ASKED
@@ -165,7 +165,6 @@ def _flat_cell(program: Program, result: dict[str, Any]) -> ForeignCell:
             "e2e_latency": ("latency_ms", _SGLANG_CONNECTS),
         }
         left_out = {"server_info", "tag", "max_itl_ms", "total_output_tokens_retokenized"}
-        prefixes = ("std_",)
     numbers = []
     for name, value in result.items():
         rule, match = table.get(name), _STATISTIC.fullmatch(name)
@@ -174,7 +173,7 @@ def _flat_cell(program: Program, result: dict[str, Any]) -> ForeignCell:
             rule = _quantile(metric, match[1]), difference
         if rule and _is_number(value):
             numbers.append(_number(name, float(value), *rule))
-    left_out |= {name for name in result if name.startswith(prefixes)}
+    left_out |= {name for name in result if name.startswith("std_")}
     settings = _settings(result, left_out | {number.name for number in numbers})
     name = _cell_name(result.get("max_concurrency"), result.get("request_rate"))
     return ForeignCell(name=name, settings=settings, numbers=numbers)

@@ -112,20 +112,6 @@ class MetricsReading(NamedTuple):
         return None if running is None else running + (waiting or 0.0)
 
 
-def read_metrics(text: str) -> MetricsReading:
-    """From the text that Prometheus reads."""
-    sums: dict[str, float] = {}
-    most: dict[str, float] = {}
-    for name, number in _LINE.findall(text):
-        try:
-            value = float(number)
-        except ValueError:
-            continue
-        sums[name] = sums.get(name, 0.0) + value
-        most[name] = max(most.get(name, value), value)
-    return MetricsReading(sums, most)
-
-
 class CardReading(NamedTuple):
     """One card at one time."""
 
@@ -170,7 +156,16 @@ class MeasuredServer:
         raw = self._ask("GET", "/metrics", b"", _LIMIT_S) if self.has_metrics else None
         if raw is None or raw.status != 200:
             return None
-        reading = read_metrics(raw.data.decode(errors="replace"))
+        sums: dict[str, float] = {}
+        most: dict[str, float] = {}
+        for name, number in _LINE.findall(raw.data.decode(errors="replace")):
+            try:
+                value = float(number)
+            except ValueError:
+                continue
+            sums[name] = sums.get(name, 0.0) + value
+            most[name] = max(most.get(name, value), value)
+        reading = MetricsReading(sums, most)
         return reading if reading.engine else None
 
     def scale(

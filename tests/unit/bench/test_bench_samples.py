@@ -9,12 +9,12 @@ import subprocess
 import pytest
 
 from pipeline.core import proc
-from pipeline.core.net.wire import Address
+from pipeline.core.net.wire import Address, Raw
 from pipeline.serving.bench.marks import client_marks, sample_marks
 from pipeline.serving.bench.metrics import energy_j, metrics_of, speculated
 from pipeline.serving.bench.model import EngineSeries, GpuSeries, Mark, Samples, SelfTest
 from pipeline.serving.bench.record import read_run
-from pipeline.serving.bench.server import MeasuredServer, Sampler, read_metrics
+from pipeline.serving.bench.server import MeasuredServer, MetricsReading, Sampler
 from pipeline.serving.bench.workers import WorkerStats
 from tests.unit.bench.example_run import FOLDER, example_rows
 from tests.unit.hosts.machines import H200
@@ -36,20 +36,37 @@ def _engine(**counters: float) -> EngineSeries:
     return EngineSeries(at_s=[0], running=[0], waiting=[0], kv_use=[None], counters=counters)
 
 
+class _Server(MeasuredServer):
+    """A server whose /metrics has this text."""
+
+    def __init__(self, text: str = "") -> None:
+        url = "http://127.0.0.1:1"
+        super().__init__(Address.read(url), url, has_metrics=bool(text))
+        self.answer = Raw(200, {}, [(0.0, text.encode())], 0.0)
+
+    def _ask(self, *_: object) -> Raw:
+        return self.answer
+
+
+def _reading(text: str) -> MetricsReading | None:
+    return _Server(text).metrics()
+
+
 def _sampler() -> Sampler:
-    url = "http://127.0.0.1:1"
-    return Sampler(MeasuredServer(Address.read(url), url, has_metrics=False), every_s=60)
+    return Sampler(_Server(), every_s=60)
 
 
 def _sampled(*texts: str) -> EngineSeries | None:
     """What the engine said of itself, second by second."""
     sampler = _sampler()
-    sampler.engine = [(float(n), read_metrics(text)) for n, text in enumerate(texts)]
+    readings = filter(None, map(_reading, texts))
+    sampler.engine = [(float(n), reading) for n, reading in enumerate(readings)]
     return sampler.samples().engine
 
 
 def test_vllms_metrics_are_added_up_over_engines_but_for_shares() -> None:
-    reading = read_metrics(_VLLM % (5, 0, 0))
+    reading = _reading(_VLLM % (5, 0, 0))
+    assert reading is not None
     assert (reading.engine, reading.busy, reading.gauge("kv_use")) == ("vllm", 6.0, 0.75)
 
 
@@ -67,8 +84,8 @@ def test_vllms_metrics_are_added_up_over_engines_but_for_shares() -> None:
 def test_each_engine_is_known_by_its_names(
     text: str, engine: str | None, busy: float | None
 ) -> None:
-    reading = read_metrics(text)
-    assert (reading.engine, reading.busy) == (engine, busy)
+    reading = _reading(text)
+    assert (reading.engine, reading.busy) == (engine, busy) if reading else engine is None
 
 
 def test_the_acceptance_length_counts_the_verifiers_own_token() -> None:
