@@ -378,9 +378,8 @@ def _weights(
     given = Path(overrides.model_path) if overrides.model_path else None
     tunnel = tunnel_of(context.site)
     if recipe.model.tiny and given is None and not named:
-        if tunnel:
-            return weights_on_disk.tiny_weights_on(tunnel, recipe, dry_run=context.dry_run)
-        return weights_on_disk.tiny_weights(context.store, recipe, dry_run=context.dry_run)
+        place = tunnel or context.store
+        return weights_on_disk.tiny_weights(place, recipe, dry_run=context.dry_run)
     folder = Path(named) if named else None
     # a name of the Hub is no folder of this machine
     if folder is None and given is not None and given.is_absolute():

@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from pipeline.core import proc
-from pipeline.core.errors import MissingTool
 from pipeline.serving.report.build import all_references, report_data
 from pipeline.serving.report.page import render_page
-from pipeline.serving.report.pdf import find_browser, print_pdf
+from pipeline.serving.report.pdf import BROWSERS, print_pdf
 from tests.unit.report.reports import MADE, as_data, sweep
 
-try:
-    BROWSER = find_browser()
-except MissingTool:
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), "")
+if not BROWSER:
     pytest.skip("There is no browser here that draws without a screen.", allow_module_level=True)
 
 # Every text of a chart against its neighbours, in pixels of the screen; and what is too wide.

@@ -88,17 +88,48 @@ class BenchAnswer:
             at = self._read_head(data, now)
             if not at:
                 return False
-        if self._chunked:
-            self._read_chunks(data, at, now)
+        if not self._chunked:
+            data = data[at:] if at else data
+            if self._body_left is not None:
+                if len(data) > self._body_left:
+                    raise Malformed("bytes follow the end of the answer")
+                self._body_left -= len(data)
+            if data:
+                self._take(data, now)
+            self.whole = self._body_left == 0
             return self.whole
-        data = data[at:] if at else data
-        if self._body_left is not None:
-            if len(data) > self._body_left:
-                raise Malformed("bytes follow the end of the answer")
-            self._body_left -= len(data)
-        if data:
-            self._take(data, now)
-        self.whole = self._body_left == 0
+        size = len(data)
+        while at < size:
+            if left := self._chunk_left:
+                # a chunk is not waited for: what is there of it has its time now
+                end = min(at + left, size)
+                # its last two bytes end its line
+                if left > 2:
+                    self._take(data[at : min(end, at + left - 2)], now)
+                self._chunk_left, at = left - (end - at), end
+            else:
+                line_end = data.find(b"\r\n", at)
+                if line_end < 0:
+                    if size - at > _LONGEST_CHUNK_LINE:
+                        raise Malformed("a chunk of the answer has no size")
+                    self._rest = data[at:]
+                    return self.whole
+                digits = data[at:line_end].partition(b";")[0].strip()
+                # int() also takes signs and underscores
+                if not digits or len(digits) > 16 or not _HEX.issuperset(digits):
+                    raise Malformed("a chunk of the answer has no size")
+                length = int(digits, 16)
+                if length == 0:
+                    if size < line_end + 4:
+                        self._rest = data[at:]
+                        return self.whole
+                    self.whole = True
+                    # trailers that a server may add are none of an event stream
+                    if size > line_end + 4:
+                        raise Malformed("bytes follow the end of the answer")
+                    return self.whole
+                self._chunk_left = length + 2
+                at = line_end + 2
         return self.whole
 
     def ended(self) -> None:
@@ -136,40 +167,6 @@ class BenchAnswer:
         if self.status == 200 and "text/event-stream" not in kind:
             raise Malformed(f"a stream was asked for, and the answer is {kind[:60] or 'no type'}")
         return end + 4
-
-    def _read_chunks(self, data: bytes, at: int, now: float) -> None:
-        size = len(data)
-        while at < size:
-            if left := self._chunk_left:
-                # a chunk is not waited for: what is there of it has its time now
-                end = min(at + left, size)
-                # its last two bytes end its line
-                if left > 2:
-                    self._take(data[at : min(end, at + left - 2)], now)
-                self._chunk_left, at = left - (end - at), end
-            else:
-                line_end = data.find(b"\r\n", at)
-                if line_end < 0:
-                    if size - at > _LONGEST_CHUNK_LINE:
-                        raise Malformed("a chunk of the answer has no size")
-                    self._rest = data[at:]
-                    return
-                digits = data[at:line_end].partition(b";")[0].strip()
-                # int() also takes signs and underscores
-                if not digits or len(digits) > 16 or not _HEX.issuperset(digits):
-                    raise Malformed("a chunk of the answer has no size")
-                length = int(digits, 16)
-                if length == 0:
-                    if len(data) < line_end + 4:
-                        self._rest = data[at:]
-                        return
-                    self.whole = True
-                    # trailers that a server may add are none of an event stream
-                    if len(data) > line_end + 4:
-                        raise Malformed("bytes follow the end of the answer")
-                    return
-                self._chunk_left = length + 2
-                at = line_end + 2
 
     def _take(self, data: bytes, now: float) -> None:
         """A piece of the body."""

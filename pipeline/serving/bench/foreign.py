@@ -17,7 +17,7 @@ own name, and the difference is named. A file may be hostile: all is bounded.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -139,40 +139,32 @@ _AIPERF = {
 }
 
 
-def _vllm_cell(result: dict[str, Any]) -> ForeignCell:
-    is_chat = "chat" in str(result.get("backend") or result.get("endpoint_type"))
-    begin = _VLLM_ROLE if is_chat else ""
-    times = {name: (f"{name}_ms", begin) for name in ("ttft", "tpot", "itl")}
-    times["e2el"] = ("latency_ms", _VLLM_END)
-    leave = [n for n in result if n.startswith(("std_", "probe_")) or n in ("date", "run_number")]
-    return _flat_cell(result, _VLLM, times, leave)
-
-
-def _sglang_cell(result: dict[str, Any]) -> ForeignCell:
-    is_native = result.get("backend") in _SGLANG_NATIVE
-    output = "" if is_native else _SGLANG_ASKED
-    table = {
-        **_SGLANG,
-        "output_throughput": ("output_tok_s", output),
-        "total_throughput": ("total_tok_s", "; ".join(filter(None, (output, _SGLANG_INPUT)))),
-        "total_output_tokens": ("output_tokens", output),
-    }
-    is_shared = is_native or bool(result.get("accept_length"))
-    times = {
-        "ttft": ("ttft_ms", _SGLANG_CONNECTS),
-        "tpot": ("tpot_ms", _SGLANG_END),
-        "itl": ("itl_ms", _SGLANG_SHARED if is_shared else ""),
-        "e2e_latency": ("latency_ms", _SGLANG_CONNECTS),
-    }
-    odd = ("server_info", "tag", "max_itl_ms", "total_output_tokens_retokenized")
-    leave = [name for name in result if name.startswith("std_") or name in odd]
-    return _flat_cell(result, table, times, leave)
-
-
-def _flat_cell(
-    result: dict[str, Any], table: _Rules, times: Mapping[str, tuple[str, str]], leave: list[str]
-) -> ForeignCell:
-    """A flat object: numbers that `table` or `times` knows; every other value is a setting."""
+def _flat_cell(program: Program, result: dict[str, Any]) -> ForeignCell:
+    """A flat object of vLLM or SGLang: numbers that a rule knows; all other values are settings."""
+    table: _Rules = _VLLM
+    if program == "vllm bench":
+        is_chat = "chat" in str(result.get("backend") or result.get("endpoint_type"))
+        begin = _VLLM_ROLE if is_chat else ""
+        times = {name: (f"{name}_ms", begin) for name in ("ttft", "tpot", "itl")}
+        times["e2el"] = ("latency_ms", _VLLM_END)
+        left_out = {"date", "run_number", *(name for name in result if name.startswith("probe_"))}
+    else:
+        is_native = result.get("backend") in _SGLANG_NATIVE
+        output = "" if is_native else _SGLANG_ASKED
+        table = {
+            **_SGLANG,
+            "output_throughput": ("output_tok_s", output),
+            "total_throughput": ("total_tok_s", "; ".join(filter(None, (output, _SGLANG_INPUT)))),
+            "total_output_tokens": ("output_tokens", output),
+        }
+        is_shared = is_native or bool(result.get("accept_length"))
+        times = {
+            "ttft": ("ttft_ms", _SGLANG_CONNECTS),
+            "tpot": ("tpot_ms", _SGLANG_END),
+            "itl": ("itl_ms", _SGLANG_SHARED if is_shared else ""),
+            "e2e_latency": ("latency_ms", _SGLANG_CONNECTS),
+        }
+        left_out = {"server_info", "tag", "max_itl_ms", "total_output_tokens_retokenized"}
     numbers = []
     for name, value in result.items():
         rule, match = table.get(name), _STATISTIC.fullmatch(name)
@@ -181,7 +173,8 @@ def _flat_cell(
             rule = _quantile(metric, match[1]), difference
         if rule and _is_number(value):
             numbers.append(_number(name, float(value), *rule))
-    settings = _settings(result, {*leave, *(number.name for number in numbers)})
+    left_out |= {name for name in result if name.startswith("std_")}
+    settings = _settings(result, left_out | {number.name for number in numbers})
     name = _cell_name(result.get("max_concurrency"), result.get("request_rate"))
     return ForeignCell(name=name, settings=settings, numbers=numbers)
 
@@ -263,23 +256,24 @@ def _cell_name(concurrency: Any, rate: Any) -> str:
     return f"r{rate:g}" if _is_number(rate) and rate else "all"
 
 
-# Program, the fields that only its results have together, and how one of them is read.
-_READERS: tuple[tuple[Program, set[str], Callable[[dict[str, Any]], ForeignCell]], ...] = (
-    ("vllm bench", {"model_id", "total_token_throughput"}, _vllm_cell),
-    ("sglang.bench_serving", {"total_output_tokens_retokenized", "duration"}, _sglang_cell),
-    ("aiperf", {"request_throughput", "request_latency"}, _aiperf_cell),
-)
+# The fields that only the results of a program have together.
+_FIELDS: dict[Program, set[str]] = {
+    "vllm bench": {"model_id", "total_token_throughput"},
+    "sglang.bench_serving": {"total_output_tokens_retokenized", "duration"},
+    "aiperf": {"request_throughput", "request_latency"},
+}
 
 
 def read_foreign(path: Path) -> ForeignRun:
     """The result of another program, by its file or folder."""
     values, digest = _read_all(path)
     objects = [value for value in values if isinstance(value, dict)]
-    for program, fields, cell_of in _READERS if objects and objects[0] is values[0] else ():
+    for program, fields in _FIELDS.items() if objects and objects[0] is values[0] else ():
         if not fields <= objects[0].keys():
             continue
         cells: dict[str, ForeignCell] = {}
-        for cell in [cell_of(each) for each in objects if fields <= each.keys()]:
+        for result in (each for each in objects if fields <= each.keys()):
+            cell = _aiperf_cell(result) if program == "aiperf" else _flat_cell(program, result)
             # repeats become one; cells of one name with other settings get names of their own
             name, number = cell.name, 2
             while name in cells and cells[name].settings != cell.settings:

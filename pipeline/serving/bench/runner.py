@@ -111,9 +111,21 @@ class Bench:
             run = begun_run(self.workload, self.inputs, facts)
             return run.model_copy(update={"nonce": secrets.token_hex(4)})
         run = read_run(self.folder)
-        if others := resume_differences(run, self.inputs, facts):
+        # a run goes on only where all that decides its numbers is the same
+        before, now = run.inputs.model_dump(), self.inputs.model_dump()
+        named = {"recipe_name": "recipe", "recipe": "recipe", "host": "host (--host-facts)"}
+        others = [named.get(name, name) for name in before if before[name] != now[name]]
+        if run.server.model != facts.model:
+            others.append(f"model ({run.server.model}, now {facts.model})")
+        if run.server.version != facts.version:
+            others.append(f"version of the server ({run.server.version}, now {facts.version})")
+        was, client = run.client.model_dump(), client_facts().model_dump()
+        if changed := [name for name in was if was[name] != client[name]]:
+            others.append(f"client ({', '.join(changed)})")
+        if others:
+            differing = " and another ".join(dict.fromkeys(others))
             raise RunInvalid(
-                f"{self.folder}: holds a run with another {' and another '.join(others)}",
+                f"{self.folder}: holds a run with another {differing}",
                 "Name another folder with --output.",
             )
         # before anything is added to it, and before a finished one is stated anew
@@ -332,21 +344,6 @@ def _streams(cell: Cell) -> int:
 
 def _open_files() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-
-
-def resume_differences(run: BenchRun, inputs: Inputs, facts: ServerFacts) -> list[str]:
-    """What keeps a run from being gone on with, in words."""
-    before, now = run.inputs.model_dump(), inputs.model_dump()
-    named = {"recipe_name": "recipe", "recipe": "recipe", "host": "host (--host-facts)"}
-    others = [named.get(name, name) for name in before if before[name] != now[name]]
-    if run.server.model != facts.model:
-        others.append(f"model ({run.server.model}, now {facts.model})")
-    if run.server.version != facts.version:
-        others.append(f"version of the server ({run.server.version}, now {facts.version})")
-    was, client = run.client.model_dump(), client_facts().model_dump()
-    if changed := [name for name in was if was[name] != client[name]]:
-        others.append(f"client ({', '.join(changed)})")
-    return list(dict.fromkeys(others))
 
 
 def sentence(test: SelfTest) -> str:

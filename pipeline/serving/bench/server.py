@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
@@ -112,33 +112,6 @@ class MetricsReading(NamedTuple):
         return None if running is None else running + (waiting or 0.0)
 
 
-def read_metrics(text: str) -> MetricsReading:
-    """From the text that Prometheus reads."""
-    sums: dict[str, float] = {}
-    most: dict[str, float] = {}
-    for name, number in _LINE.findall(text):
-        try:
-            value = float(number)
-        except ValueError:
-            continue
-        sums[name] = sums.get(name, 0.0) + value
-        most[name] = max(most.get(name, value), value)
-    return MetricsReading(sums, most)
-
-
-def engine_series(readings: Sequence[tuple[float, MetricsReading]]) -> EngineSeries | None:
-    """A trial's readings, with the rise of each counter."""
-    if not readings:
-        return None
-    first, last = readings[0][1].counters(), readings[-1][1].counters()
-    gauges = {name: [reading.gauge(name) for _, reading in readings] for name in GAUGES}
-    if not any(value is not None for value in gauges["acceptance"]):
-        gauges["acceptance"] = []
-    # a counter that fell belongs to an engine that was started anew
-    rises = {n: last[n] - value for n, value in first.items() if last.get(n, -1) >= value}
-    return EngineSeries(at_s=[round(at, 3) for at, _ in readings], counters=rises, **gauges)
-
-
 class CardReading(NamedTuple):
     """One card at one time."""
 
@@ -148,55 +121,8 @@ class CardReading(NamedTuple):
     utilization_percent: float | None
 
 
-def read_cards(text: str) -> Known[list[CardReading]]:
-    """Every card, from `nvidia-smi -q -x`."""
-    gpus, root = read_gpus(text, unknown("not asked for")), read_smi_log(text)
-    if isinstance(gpus, Unknown):
-        return gpus
-    assert not isinstance(root, Unknown)  # `read_gpus` has read it
-    cards = []
-    for gpu, card in zip(gpus, root.findall("gpu"), strict=True):
-        paths = ("temperature/gpu_temp", "fb_memory_usage/used", "utilization/gpu_util")
-        # such as `61 C`, `1024 MiB` and `98 %`
-        values = [then(text_at(card, path), lambda text: float(text.split()[0])) for path in paths]
-        celsius, mebibytes, percent = (_plain(value) for value in values)
-        used = None if mebibytes is None else int(mebibytes) << 20
-        cards.append(CardReading(gpu, celsius, used, percent))
-    return cards
-
-
 def _plain(value: Known[Value]) -> Value | None:
     return None if isinstance(value, Unknown) else value
-
-
-def gpu_series(readings: Sequence[tuple[float, Sequence[CardReading]]]) -> list[GpuSeries]:
-    """A trial's readings, one series for each card; a card that got lost ends them all."""
-    series = []
-    for index in range(len(readings[0][1]) if readings else 0):
-        same = [(at, each[index]) for at, each in readings if len(each) == len(readings[0][1])]
-        cards, gpu = [card for _, card in same], same[0][1].gpu
-        slowed = [_plain(card.gpu.slowed_by) or [] for card in cards]
-        series.append(
-            GpuSeries(
-                index=gpu.index,
-                name=_plain(gpu.name) or "unknown",
-                uuid=_plain(gpu.uuid) or "",
-                at_s=[round(at, 3) for at, _ in same],
-                power_w=[_plain(card.gpu.power.draw_w) for card in cards],
-                sm_clock_mhz=[_plain(card.gpu.clocks.sm_mhz) for card in cards],
-                memory_clock_mhz=[_plain(card.gpu.clocks.memory_mhz) for card in cards],
-                temperature_c=[card.temperature_c for card in cards],
-                memory_used_bytes=[card.memory_used_bytes for card in cards],
-                utilization_percent=[card.utilization_percent for card in cards],
-                throttle=[[why for why in each if why not in _HARMLESS] for each in slowed],
-                pcie_generation=[_plain(card.gpu.link.generation) for card in cards],
-                pcie_width=[_plain(card.gpu.link.width) for card in cards],
-                pcie_generation_most=_plain(gpu.link.generation_max),
-                pcie_width_most=_plain(gpu.link.width_max),
-                pcie_replays=[_plain(card.gpu.link.replays) for card in cards],
-            )
-        )
-    return series
 
 
 @dataclass
@@ -230,7 +156,16 @@ class MeasuredServer:
         raw = self._ask("GET", "/metrics", b"", _LIMIT_S) if self.has_metrics else None
         if raw is None or raw.status != 200:
             return None
-        reading = read_metrics(raw.data.decode(errors="replace"))
+        sums: dict[str, float] = {}
+        most: dict[str, float] = {}
+        for name, number in _LINE.findall(raw.data.decode(errors="replace")):
+            try:
+                value = float(number)
+            except ValueError:
+                continue
+            sums[name] = sums.get(name, 0.0) + value
+            most[name] = max(most.get(name, value), value)
+        reading = MetricsReading(sums, most)
         return reading if reading.engine else None
 
     def scale(
@@ -398,17 +333,63 @@ class Sampler:
             answer = proc.read([self._smi, "-q", "-x"], timeout_s=_SMI_LIMIT_S)
         except (OSError, subprocess.TimeoutExpired) as error:
             return self._give_cards_up(str(error))
-        cards = read_cards(answer.stdout.decode(errors="replace"))
-        if isinstance(cards, Unknown):
-            self._give_cards_up(cards.unknown)
-        else:
-            self.cards.append((at, cards))
+        text = answer.stdout.decode(errors="replace")
+        gpus, root = read_gpus(text, unknown("not asked for")), read_smi_log(text)
+        if isinstance(gpus, Unknown):
+            return self._give_cards_up(gpus.unknown)
+        assert not isinstance(root, Unknown)  # `read_gpus` has read it
+        cards = []
+        for gpu, card in zip(gpus, root.findall("gpu"), strict=True):
+            paths = ("temperature/gpu_temp", "fb_memory_usage/used", "utilization/gpu_util")
+            # such as `61 C`, `1024 MiB` and `98 %`
+            values = [
+                then(text_at(card, path), lambda text: float(text.split()[0])) for path in paths
+            ]
+            celsius, mebibytes, percent = (_plain(value) for value in values)
+            used = None if mebibytes is None else int(mebibytes) << 20
+            cards.append(CardReading(gpu, celsius, used, percent))
+        self.cards.append((at, cards))
 
     def _give_cards_up(self, why: str) -> None:
         self._smi = None
         self.absent.append(f"GPUs: {' '.join(why.split())[:200]}")
 
     def samples(self) -> Samples:
-        """All samples of the trial."""
-        engine = engine_series(self.engine)
-        return Samples(gpus=gpu_series(self.cards), engine=engine, absent=list(self.absent))
+        """One series for each card and one for the engine, with the rise of each counter."""
+        engine, gpus = None, []
+        if self.engine:
+            first, last = self.engine[0][1].counters(), self.engine[-1][1].counters()
+            gauges = {name: [reading.gauge(name) for _, reading in self.engine] for name in GAUGES}
+            if not any(value is not None for value in gauges["acceptance"]):
+                gauges["acceptance"] = []
+            # a counter that fell belongs to an engine that was started anew
+            rises = {n: last[n] - value for n, value in first.items() if last.get(n, -1) >= value}
+            at_s = [round(at, 3) for at, _ in self.engine]
+            engine = EngineSeries(at_s=at_s, counters=rises, **gauges)
+        # a card that got lost ends all series: later readings have fewer cards
+        known = len(self.cards[0][1]) if self.cards else 0
+        whole = [(at, each) for at, each in self.cards if len(each) == known]
+        for index in range(known):
+            cards = [each[index] for _, each in whole]
+            gpu, slowed = cards[0].gpu, [_plain(card.gpu.slowed_by) or [] for card in cards]
+            gpus.append(
+                GpuSeries(
+                    index=gpu.index,
+                    name=_plain(gpu.name) or "unknown",
+                    uuid=_plain(gpu.uuid) or "",
+                    at_s=[round(at, 3) for at, _ in whole],
+                    power_w=[_plain(card.gpu.power.draw_w) for card in cards],
+                    sm_clock_mhz=[_plain(card.gpu.clocks.sm_mhz) for card in cards],
+                    memory_clock_mhz=[_plain(card.gpu.clocks.memory_mhz) for card in cards],
+                    temperature_c=[card.temperature_c for card in cards],
+                    memory_used_bytes=[card.memory_used_bytes for card in cards],
+                    utilization_percent=[card.utilization_percent for card in cards],
+                    throttle=[[why for why in each if why not in _HARMLESS] for each in slowed],
+                    pcie_generation=[_plain(card.gpu.link.generation) for card in cards],
+                    pcie_width=[_plain(card.gpu.link.width) for card in cards],
+                    pcie_generation_most=_plain(gpu.link.generation_max),
+                    pcie_width_most=_plain(gpu.link.width_max),
+                    pcie_replays=[_plain(card.gpu.link.replays) for card in cards],
+                )
+            )
+        return Samples(gpus=gpus, engine=engine, absent=list(self.absent))

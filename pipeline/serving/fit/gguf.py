@@ -96,6 +96,8 @@ class GgufHeader:
 
 
 class _HeaderReader:
+    """Reads the head of one file, every claim of which the file can hold."""
+
     def __init__(self, handle: BinaryIO, path: Path) -> None:
         self._handle, self._path, self._size = handle, path, path.stat().st_size
 
@@ -199,18 +201,6 @@ class _HeaderReader:
         return GgufHeader(self._path, metadata, tensors)
 
 
-def read_gguf_header(path: Path) -> GgufHeader:
-    """The head of one file, every claim of which the file can hold."""
-    try:
-        with path.open("rb") as handle:
-            return _HeaderReader(handle, path).header()
-    except OSError as error:
-        raise ModelUnreadable(
-            f"{path}: cannot be read: {error.strerror}",
-            "Change its owner or mode, or name another file.",
-        ) from error
-
-
 @dataclass(frozen=True)
 class GgufModel:
     """What placing a model needs: its tensors, and the sizes that buffers follow from."""
@@ -237,7 +227,16 @@ class GgufModel:
 
 def read_gguf(path: Path) -> GgufModel:
     """Reads a model from any of its parts; all of them must exist."""
-    heads = [read_gguf_header(part) for part in gguf_parts(path)]
+    heads: list[GgufHeader] = []
+    for part in gguf_parts(path):
+        try:
+            with part.open("rb") as handle:
+                heads.append(_HeaderReader(handle, part).header())
+        except OSError as error:
+            raise ModelUnreadable(
+                f"{part}: cannot be read: {error.strerror}",
+                "Change its owner or mode, or name another file.",
+            ) from error
     for number, head in enumerate(heads):
         count, position = head.metadata.get("split.count", 1), head.metadata.get("split.no")
         # a file that was never split may have a count of 0

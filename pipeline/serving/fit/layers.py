@@ -107,9 +107,32 @@ def read_mixers(text: Table, bounds: list[str]) -> list[Mixer]:
                 f"{describe_value(key)}: looks like a pattern of layers that is not understood;"
                 " they are counted as if it were not there."
             )
-    if compressed := _compressed(text):
+    # DeepSeek V4: every layer has a window, most have runs of 4 or 128 tokens besides. `ratios` is
+    # how many tokens are a run, in each layer; a checkpoint may list them for MTP layers too
+    if ratios := numbers(text, "compress_ratios"):
+        ratios = ratios[: count_field(text, "num_hidden_layers")]
+    else:
+        listed, given = names(text, "layer_types"), table_field(text, "compress_rates")
+        rates = _RATIOS | {kind: count_field(given, kind) for kind in _RATIOS if kind in given}
+        ratios = [rates.get(kind, 0) for kind in listed] if set(listed) & set(_RATIOS) else []
+    mixers: list[Mixer] = []
+    for ratio, layers in sorted(Counter(ratios).items()):
+        indexes = ratio == 4  # runs of 128 are few enough to be looked at whole
+        compressed = Compressed(
+            heads=count_field(text, "num_attention_heads"),
+            head=count_field(text, "head_dim"),
+            q_rank=count_field(text, "q_lora_rank"),
+            groups=count_field(text, "o_groups"),
+            o_rank=count_field(text, "o_lora_rank"),
+            ratio=ratio,
+            index_heads=count_field(text, "index_n_heads") if indexes else 0,
+            index_head=count_field(text, "index_head_dim") if indexes else 0,
+        )
+        window = count_field(text, "sliding_window")
+        mixers.append(Mixer(layers=layers, attention=compressed, window=window))
+    if mixers:
         bounds.append(_PAGES)
-        return compressed
+        return mixers
     kinds = Counter(_kinds(text, bounds))
     mixers = _full(text, kinds[_FULL], bounds) if kinds[_FULL] else []
     if layers := kinds[_WINDOW]:
@@ -309,33 +332,6 @@ def _kda(text: Table) -> Linear:
     whole = hidden * head * (1 if whole_gate else 2) + head
     state, conv = heads * head * head, 3 * wide * (kernel - 1)
     return Linear(heads=heads, divided=divided, whole=whole, state=state, conv=conv)
-
-
-def _compressed(text: Table) -> list[Mixer]:
-    """DeepSeek V4: every layer has a window, most have runs of 4 or 128 tokens besides."""
-    # how many tokens are a run, in each layer; a checkpoint may list them for MTP layers too
-    if ratios := numbers(text, "compress_ratios"):
-        ratios = ratios[: count_field(text, "num_hidden_layers")]
-    else:
-        kinds, given = names(text, "layer_types"), table_field(text, "compress_rates")
-        rates = _RATIOS | {kind: count_field(given, kind) for kind in _RATIOS if kind in given}
-        ratios = [rates.get(kind, 0) for kind in kinds] if set(kinds) & set(_RATIOS) else []
-    groups = []
-    for ratio, layers in sorted(Counter(ratios).items()):
-        indexes = ratio == 4  # runs of 128 are few enough to be looked at whole
-        attention = Compressed(
-            heads=count_field(text, "num_attention_heads"),
-            head=count_field(text, "head_dim"),
-            q_rank=count_field(text, "q_lora_rank"),
-            groups=count_field(text, "o_groups"),
-            o_rank=count_field(text, "o_lora_rank"),
-            ratio=ratio,
-            index_heads=count_field(text, "index_n_heads") if indexes else 0,
-            index_head=count_field(text, "index_head_dim") if indexes else 0,
-        )
-        window = count_field(text, "sliding_window")
-        groups.append(Mixer(layers=layers, attention=attention, window=window))
-    return groups
 
 
 def read_feed_forward(text: Table, bounds: list[str]) -> tuple[int, Moe | None]:

@@ -190,31 +190,6 @@ def _kv_bytes(values: int, kv: Kv) -> int:
     return values * KV_BYTES[kv] if kv == "bf16" else values * 34 // 32
 
 
-def _buffer_bytes(model: GgufModel, batch: Batch, *, last: bool, host_experts: int) -> int:
-    """The largest moment of a step on a card, in float32 where the engine computes in it.
-
-    All through a step there are four hidden states and the mask of every token against every
-    position (float16 with flash attention: build_inp_KQ_mask). The graph's allocator then gives
-    the same bytes to one moment after the other: MLA's keys and values spelled out for as many
-    heads as -amb allows, with their float16 copy; the active experts' inner states and outputs,
-    with one layer of the host's experts where the batch is large enough to copy them; the logits.
-    -mla 1 spells nothing out, and its queries and their results are as wide as the latent; -mla 0
-    has the keys and values of the step alone.
-    """
-    tokens, context = batch.ubatch, share(batch.context, _CACHE_STEP) * _CACHE_STEP
-    always = context * tokens * 2 + tokens * model.hidden * 4 * 4
-    attention = 0
-    if model.is_mla:
-        attention = {
-            0: tokens * model.heads * model.head_values * 4,
-            1: tokens * model.heads * 2 * max(model.kv_values, default=0) * 4,
-        }.get(batch.mla, ATTENTION_BATCH_MIB * MIB * 3 // 2)
-    experts = tokens * model.active * (model.hidden + 3 * model.expert_width) * 4
-    copied = host_experts if tokens >= offload_from(model) else 0
-    logits = model.vocabulary * tokens * 4 if last else 0
-    return always + max(attention, experts + copied, logits)
-
-
 def _loads(
     model: GgufModel, machine: FitMachine, batch: Batch, rules: list[TensorRule]
 ) -> list[CardLoad]:
@@ -226,14 +201,33 @@ def _loads(
         held[device_of(tensor.name, rules, model.layers, devices)].append(tensor)
     sums = {device: sum(t.n_bytes for t in tensors) for device, tensors in held.items()}
     context = share(batch.context, _CACHE_STEP) * _CACHE_STEP
-    staged = max(expert_bytes(held[CPU]).values(), default=0)
     kv = dict.fromkeys(devices, 0)
     for i, values in enumerate(_kv_values(model, batch)):
         kv[home_of(f"blk.{i}.", model.layers, devices)] += values
+    # Buffers are the largest moment of a step, in float32 where the engine computes in it. All
+    # through a step there are four hidden states and the mask of every token against every
+    # position (float16 with flash attention: build_inp_KQ_mask).
+    tokens = batch.ubatch
+    always = context * tokens * 2 + tokens * model.hidden * 4 * 4
+    # The graph's allocator then gives the same bytes to one moment after the other: MLA's keys and
+    # values spelled out for as many heads as -amb allows, with their float16 copy (-mla 1 spells
+    # nothing out, and its queries and their results are as wide as the latent; -mla 0 has the keys
+    # and values of the step alone);
+    attention = 0
+    if model.is_mla:
+        attention = {
+            0: tokens * model.heads * model.head_values * 4,
+            1: tokens * model.heads * 2 * max(model.kv_values, default=0) * 4,
+        }.get(batch.mla, ATTENTION_BATCH_MIB * MIB * 3 // 2)
+    # the active experts' inner states and outputs, with one layer of the host's experts where the
+    # batch is large enough to copy them; the logits on the last card.
+    experts = tokens * model.active * (model.hidden + 3 * model.expert_width) * 4
+    if tokens >= offload_from(model):
+        experts += max(expert_bytes(held[CPU]).values(), default=0)
     loads = []
     for device in devices:
-        last = device == devices[-1]
-        buffers = _buffer_bytes(model, batch, last=last, host_experts=staged) + CONTEXT_BYTES
+        logits = model.vocabulary * tokens * 4 if device == devices[-1] else 0
+        buffers = always + max(attention, experts, logits) + CONTEXT_BYTES
         cache = _kv_bytes(kv[device], batch.kv) * context
         loads.append(CardLoad(device, sums[device], cache, buffers))
     return [*loads, CardLoad(CPU, sums[CPU], 0, 0)]

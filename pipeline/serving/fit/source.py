@@ -98,7 +98,29 @@ def find_source(
             f"{text}: is no file or folder, and there is no checkout here that has specs",
             f"{near}Models of the Hub are named ORG/MODEL and need no checkout. {error.hint}",
         ) from error
-    return _from_spec(root, text, ask_hub)
+    spec = named_spec(root, text)
+    lock = (
+        weights.current_weights_lock(root, text) if weights.lock_path(root, text).exists() else None
+    )
+    model: Architecture | GgufModel | None = None
+    if spec.format == "gguf":
+        if shipped := recipe_of(spec.repository, spec.quant):
+            model = from_recipe(shipped[0].architecture(), shipped[1])
+    elif known := fact_of(spec.repository):
+        model = known.architecture()
+    elif ask_hub is not None:
+        revision = lock.commit if lock else spec.revision
+        return _from_reference(spec.repository, revision, ask_hub)
+    if model is None:
+        raise ModelUnreadable(
+            f"{text}: nothing about {spec.repository} is shipped",
+            "Fetch it (`sm120 weights fetch`), then name its folder, config.json or .gguf file.",
+        )
+    origin = f"shipped facts about {spec.repository}, not the weights themselves"
+    if lock is not None:
+        return ModelSource(text, model, origin, lock.size_bytes, False)
+    size = model.n_bytes if isinstance(model, GgufModel) else _file_bytes(model)
+    return ModelSource(text, model, origin, size, True)
 
 
 def _from_file(path: Path) -> ModelSource:
@@ -160,7 +182,24 @@ def _from_reference(repository: str, revision: str, ask_hub: AskHub) -> ModelSou
             raise ModelUnreadable(where, _GGUF)
         data = hub.read(config), hub.read(quant) if quant else None
     except (OfflineMiss, SourceUnreachable) as error:
-        return _from_shipped(repository, error)
+        # the shipped facts about it, else what to do without the Hub
+        if (known := fact_of(repository)) is not None:
+            model = known.architecture()
+            origin = f"shipped facts about {repository}; the Hub was not reached"
+            return ModelSource(repository, model, origin, _file_bytes(model), True)
+        cached = user_cache() / cache_name(weights.weights_spec(repository))
+        if snapshots_in(cached):
+            instead = f"Without the Hub, name its folder in your cache: {cached}."
+        else:
+            shipped = shipped_repositories()
+            near = ", ".join(nearest_models(repository, shipped))
+            about = f", the nearest {near}" if near else ""
+            instead = (
+                "Without the Hub, name a folder with the model's config.json (`sm120 weights fit"
+                f" FOLDER`); facts are shipped about {len(shipped)} models{about} (docs/fit.md"
+                " lists them)."
+            )
+        raise type(error)(str(error), f"{error.hint} {instead}") from error
     try:
         model = parse_config(*data)
     except ModelUnreadable as error:
@@ -170,55 +209,6 @@ def _from_reference(repository: str, revision: str, ask_hub: AskHub) -> ModelSou
     origin = f"config.json of {hub.repository} at {hub.commit[:12]}"
     size = sum(shards) or _file_bytes(model)
     return ModelSource(hub.repository, _beside_files(model, size), origin, size, not shards)
-
-
-def _from_shipped(repository: str, error: OfflineMiss | SourceUnreachable) -> ModelSource:
-    """The shipped facts about a repository whose Hub did not answer; else what to do without it."""
-    if (known := fact_of(repository)) is not None:
-        model = known.architecture()
-        origin = f"shipped facts about {repository}; the Hub was not reached"
-        return ModelSource(repository, model, origin, _file_bytes(model), True)
-    cached = user_cache() / cache_name(weights.weights_spec(repository))
-    if snapshots_in(cached):
-        instead = f"Without the Hub, name its folder in your cache: {cached}."
-    else:
-        shipped = shipped_repositories()
-        near = ", ".join(nearest_models(repository, shipped))
-        about = f", the nearest {near}" if near else ""
-        instead = (
-            "Without the Hub, name a folder with the model's config.json (`sm120 weights fit"
-            f" FOLDER`); facts are shipped about {len(shipped)} models{about} (docs/fit.md lists"
-            " them)."
-        )
-    raise type(error)(str(error), f"{error.hint} {instead}") from error
-
-
-def _from_spec(checkout: Checkout, name: str, ask_hub: AskHub | None) -> ModelSource:
-    spec = named_spec(checkout, name)
-    lock = (
-        weights.current_weights_lock(checkout, name)
-        if weights.lock_path(checkout, name).exists()
-        else None
-    )
-    model: Architecture | GgufModel | None = None
-    if spec.format == "gguf":
-        if shipped := recipe_of(spec.repository, spec.quant):
-            model = from_recipe(shipped[0].architecture(), shipped[1])
-    elif known := fact_of(spec.repository):
-        model = known.architecture()
-    elif ask_hub is not None:
-        revision = lock.commit if lock else spec.revision
-        return _from_reference(spec.repository, revision, ask_hub)
-    if model is None:
-        raise ModelUnreadable(
-            f"{name}: nothing about {spec.repository} is shipped",
-            "Fetch it (`sm120 weights fetch`), then name its folder, config.json or .gguf file.",
-        )
-    origin = f"shipped facts about {spec.repository}, not the weights themselves"
-    if lock is not None:
-        return ModelSource(name, model, origin, lock.size_bytes, False)
-    size = model.n_bytes if isinstance(model, GgufModel) else _file_bytes(model)
-    return ModelSource(name, model, origin, size, True)
 
 
 def _beside_files(model: Architecture, size: int) -> Architecture:

@@ -108,7 +108,18 @@ def plan_launch(
     if overrides.model_path:
         model, mounts = _given_path(recipe, "MODEL_PATH", overrides.model_path, WEIGHTS)
     else:
-        file = _gguf_file(recipe, weights) if isinstance(recipe, LlamaRecipe) else ""
+        file = (recipe.model.file or "") if isinstance(recipe, LlamaRecipe) else ""
+        if isinstance(recipe, LlamaRecipe) and not file:
+            # of a split model the engine is given the first part
+            folder = Path(weights, str(recipe.model.folder))
+            parts = sorted(folder.glob("*-00001-of-*.gguf"))
+            if len(parts) != 1:
+                raise RecipeInvalid(
+                    f"{recipe.name}: {len(parts)} files of {folder} are a first part",
+                    "Fetch the weights, or lock them where `render` runs (`sm120 weights lock"
+                    f" {recipe.model.weights or 'NAME'}`), or name the first part with MODEL_PATH.",
+                )
+            file = str(parts[0].relative_to(weights))
         model, mounts = _mounted(recipe, weights, WEIGHTS, file)
     speculation: list[str] = []
     if (spec := speculates(recipe, overrides)) is not None:
@@ -189,22 +200,6 @@ def _given_path(recipe: Recipe, name: str, path: str, inside: str) -> tuple[str,
         return _mounted(recipe, path, inside)
     # the whole folder: the other parts of a split model are next to the first
     return _mounted(recipe, str(PurePosixPath(path).parent), inside, PurePosixPath(path).name)
-
-
-def _gguf_file(recipe: LlamaRecipe, weights: str) -> str:
-    """The file that the engine is given: of a split model, its first part."""
-    if recipe.model.file:
-        return recipe.model.file
-    folder = Path(weights, str(recipe.model.folder))
-    parts = sorted(folder.glob("*-00001-of-*.gguf"))
-    if len(parts) != 1:
-        raise RecipeInvalid(
-            f"{recipe.name}: {len(parts)} files of {folder} are a first part",
-            "Fetch the weights, or lock them where `render` runs"
-            f" (`sm120 weights lock {recipe.model.weights or 'NAME'}`), or name the first part with"
-            " MODEL_PATH.",
-        )
-    return str(parts[0].relative_to(weights))
 
 
 def model_words(engine: str, model: str) -> list[str]:

@@ -85,7 +85,15 @@ def split_command_line(arguments: Sequence[str], flags: ParserFlags) -> CommandL
     """Reads a command line as the engine's parser does."""
     given: list[Given] = []
     plain: list[str] = []
-    rest = list(_spelled_out(arguments) if flags.syntax == "vllm" else arguments)
+    rest: list[str] = []
+    # vLLM makes --optimization-level of `-O3`, `-O=3` and `-O 3` before it looks at flags
+    for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
+        if flags.syntax == "vllm" and word == "-O" and following in ("0", "1", "2", "3"):
+            rest.append("--optimization-level")
+        elif flags.syntax == "vllm" and word.startswith("-O") and word != "-O":
+            rest += ["--optimization-level", word[2:].removeprefix("=")]
+        else:
+            rest.append(word)
     while rest:
         word = rest.pop(0)
         if not _is_flag(word, flags):
@@ -113,17 +121,6 @@ def split_command_line(arguments: Sequence[str], flags: ParserFlags) -> CommandL
             values = [value] if equals else _take(rest, takes, flags)
         given.append(Given(written, name, values, path, extra, spelling in flags.flags[name].off))
     return CommandLine(given, plain)
-
-
-def _spelled_out(arguments: Sequence[str]) -> Iterator[str]:
-    """vLLM makes --optimization-level of `-O3`, `-O=3` and `-O 3` before it looks at flags."""
-    for word, following in zip_longest(arguments, arguments[1:], fillvalue=""):
-        if word == "-O" and following in ("0", "1", "2", "3"):
-            yield "--optimization-level"
-        elif word.startswith("-O") and word != "-O":
-            yield from ("--optimization-level", word[2:].removeprefix("="))
-        else:
-            yield word
 
 
 def _is_flag(word: str, flags: ParserFlags) -> bool:
@@ -165,11 +162,7 @@ def _take(rest: list[str], takes: str, flags: ParserFlags) -> list[str]:
 
 def require_known_flags(checkout: Checkout, launch: Launch) -> None:
     """Stops a launch that the engine of its image would refuse, by the committed files."""
-    require_flags(launch, find_parser_flags(flags_folder(checkout), launch.engine, launch.image))
-
-
-def require_flags(launch: Launch, flags: ParserFlags) -> None:
-    """Stops at what the engine would not start with."""
+    flags = find_parser_flags(flags_folder(checkout), launch.engine, launch.image)
     if problems := check_flags(launch, flags):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise RecipeInvalid(

@@ -173,30 +173,23 @@ def _doubts(series: Series) -> Iterator[ReportFinding]:
         spread, lengths = ((min(ratios), 2), (max(ratios), 2)), (_number(asked), _number(answered))
         yield _say("flag", series.name, text, *spread, *lengths, (want, 2))
     # a rate has its load from elsewhere; in conversations users think
-    shares = [
-        (under / cell.concurrency, under, cell)
-        for cell in series.cells
-        if cell.concurrency and cell.rate_per_s is None
-        if (under := _under_way(cell, answered)) is not None
-    ]
-    if few := [each for each in shares if each[0] < _FEW_IN_FLIGHT]:
-        _, under, cell = min(few, key=lambda each: each[0])
-        how = "measured" if cell.mean("concurrency") is not None else "by Little's law"
+    few = []
+    for cell in (c for c in series.cells if c.concurrency and c.rate_per_s is None):
+        output, ttft = cell.mean("output_tok_s"), cell.mean("ttft_ms.mean")
+        tpot, under, how = cell.mean("tpot_ms.mean"), cell.mean("concurrency"), "measured"
+        if under is None and output is not None and ttft is not None and tpot is not None:
+            # the first token has come with TTFT
+            under = output / answered * (ttft + (answered - 1) * tpot) / 1e3
+            how = "by Little's law"
+        if under is not None and under / (cell.concurrency or 1) < _FEW_IN_FLIGHT:
+            few.append((under / (cell.concurrency or 1), under, how, cell))
+    if few:
+        _, under, how, cell = min(few, key=lambda each: each[0])
         text = (
             f"At concurrency {{0}} only {{1}} requests were under way on average ({how}): a lower"
             " load than its name says. Ramp-up and drain do that, and answers shorter than stated."
         )
         yield _say("flag", series.name, text, (cell.concurrency or 1, 0), (under, 0))
-
-
-def _under_way(cell: ReportCell, answered: float) -> float | None:
-    """Requests under way on average: measured, or by Little's law from the other numbers."""
-    output, ttft = cell.mean("output_tok_s"), cell.mean("ttft_ms.mean")
-    tpot, measured = cell.mean("tpot_ms.mean"), cell.mean("concurrency")
-    if measured is not None or output is None or ttft is None or tpot is None:
-        return measured
-    # the first token has come with TTFT
-    return output / answered * (ttft + (answered - 1) * tpot) / 1e3
 
 
 def _by_load(series: Series) -> list[ReportCell]:

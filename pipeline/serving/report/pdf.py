@@ -21,18 +21,12 @@ _HINT = (
 _PRINT_S = 120
 
 
-def find_browser() -> str:
-    """The path of a browser that prints without a screen."""
-    # distributions call the same program by different names
-    for name in BROWSERS:
-        if path := shutil.which(name):
-            return path
-    raise MissingTool("no browser that can print a PDF is installed", _HINT)
-
-
 def print_pdf(page: bytes, target: Path) -> None:
     """Write a page as PDF; nothing is written where the browser fails."""
-    browser = find_browser()
+    # distributions call the same program by different names
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        raise MissingTool("no browser that can print a PDF is installed", _HINT)
     with tempfile.TemporaryDirectory(prefix="sm120-report-") as folder:
         source, printed = Path(folder, "report.html"), Path(folder, "report.pdf")
         source.write_bytes(page)

@@ -51,11 +51,6 @@ class ServeOptions(Frozen):
         return self.model_copy(update={"overrides": overrides})
 
 
-def short_failure(text: str) -> str:
-    """A failure in one line, short enough to be stored."""
-    return " ".join(text.split())[:_MOST_FAILURE]
-
-
 class Begun(Frozen):
     """What is tried, from which bytes."""
 
@@ -80,7 +75,10 @@ class Ended(Frozen):
     event: Literal["ended"] = "ended"
     id: AttemptId
     outcome: Outcome
-    failure: Annotated[str, AfterValidator(short_failure)] = ""
+    # one line, short enough to be stored
+    failure: Annotated[str, AfterValidator(lambda text: " ".join(text.split())[:_MOST_FAILURE])] = (
+        ""
+    )
     issues: list[Name] = []  # known ones that were recognised in its log
     seconds: Annotated[float, Field(ge=0)]
     at: Stamp

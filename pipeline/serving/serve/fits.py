@@ -73,19 +73,38 @@ def find_served_model(recipe: Recipe, place: Path | None, checkout: Checkout) ->
 
 def shortfall(plan: FitPlan, room: placement.FitMachine) -> Known[str]:
     """What is short; empty where it fits, and a reason where that cannot be calculated."""
-    flags, given = plan.flags, plan.flags.given()
-    if isinstance(plan.model, Unknown):
-        return plan.model
+    model, flags, given = plan.model, plan.flags, plan.flags.given()
+    if isinstance(model, Unknown):
+        return model
     if elsewhere := [name for name in _ELSEWHERE if given.get(name) not in (None, False, 1)]:
         return unknown(f"{flags.flag(elsewhere[0])} is not part of the calculation")
-    if isinstance(plan.model, GgufModel) != isinstance(flags, LlamaFlags):
-        a_or_no = "a" if isinstance(plan.model, GgufModel) else "no"
+    if isinstance(model, GgufModel) != isinstance(flags, LlamaFlags):
+        a_or_no = "a" if isinstance(model, GgufModel) else "no"
         return unknown(f"the model is {a_or_no} GGUF file")
     try:
-        if isinstance(plan.model, GgufModel):
-            short = _short_of_layout(plan.model, flags, room)
+        if isinstance(model, Architecture):
+            short = _short(model, flags, room)
         else:
-            short = _short(plan.model, flags, room)
+            assert isinstance(flags, LlamaFlags)
+            kinds = {_KV.get(word or "f16") for word in (flags.cache_type_k, flags.cache_type_v)}
+            kv = kinds.pop()
+            if kinds or kv is None:
+                return unknown("the types of this KV cache are not part of the calculation")
+            if (flags.gpu_layers or 0) < model.layers:
+                most = f"all {model.layers} layers on the cards"
+                return unknown(f"only layouts with {most} are calculated")
+            context = flags.ctx_size or model.context
+            if context > model.context:
+                return f"{context} tokens: the model knows only {model.context} positions"
+            # llama.cpp's own defaults: github.com/ggml-org/llama.cpp
+            mla = 3 if flags.mla is None else flags.mla
+            sizes = flags.ubatch_size or 512, flags.batch_size or 2048
+            batch = placement.Batch(context, kv, *sizes, mla)
+            placed = flags.override_tensor
+            rules = placement.read_placement_overrides(placed, room.devices) if placed else []
+            if flags.cpu_moe:
+                rules.append(placement.TensorRule("exps", placement.CPU))
+            short = placement.shortage(placement.checked_layout(model, room, batch, rules), room)
     except DoesNotFit as error:
         return str(error)
     except (PipelineError, ValueError) as error:
@@ -144,24 +163,3 @@ def question_of(
     if question.tp > room.cards:
         raise DoesNotFit(f"the model is divided among {question.tp} cards, there are {room.cards}")
     return question
-
-
-def _short_of_layout(model: GgufModel, flags: Flags, room: placement.FitMachine) -> Known[str]:
-    assert isinstance(flags, LlamaFlags)
-    kinds = {_KV.get(word or "f16") for word in (flags.cache_type_k, flags.cache_type_v)}
-    kv = kinds.pop()
-    if kinds or kv is None:
-        return unknown("the types of this KV cache are not part of the calculation")
-    if (flags.gpu_layers or 0) < model.layers:
-        return unknown(f"only layouts with all {model.layers} layers on the cards are calculated")
-    context = flags.ctx_size or model.context
-    if context > model.context:
-        raise DoesNotFit(f"{context} tokens: the model knows only {model.context} positions")
-    # llama.cpp's own defaults: github.com/ggml-org/llama.cpp
-    mla = 3 if flags.mla is None else flags.mla
-    batch = placement.Batch(context, kv, flags.ubatch_size or 512, flags.batch_size or 2048, mla)
-    given = flags.override_tensor
-    rules = placement.read_placement_overrides(given, room.devices) if given else []
-    if flags.cpu_moe:
-        rules.append(placement.TensorRule("exps", placement.CPU))
-    return placement.shortage(placement.checked_layout(model, room, batch, rules), room)

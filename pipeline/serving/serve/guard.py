@@ -50,31 +50,8 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def remove_docker(place: str, name: str, attempt: str) -> None:
-    """Removes it through Docker's socket: the host may lack Docker's program."""
-    with closing(UnixConnection(place, 60)) as docker:
-        docker.request("GET", f"/containers/{name}/json")
-        answer = docker.getresponse()
-        body = json.loads(answer.read() or b"{}")
-        # another user's container of the same name stays
-        if answer.status != 200 or body["Config"]["Labels"].get(_LABEL) != attempt:
-            return
-        path = f"/containers/{body['Id']}?force=true&v=true"
-        docker.request("DELETE", path)
-        docker.getresponse().read()
-
-
-def remove_podman(program: str, name: str, attempt: str) -> None:
-    """Removes it with Podman's own program."""
-    words = [program, "inspect", "--format", f'{{{{index .Config.Labels "{_LABEL}"}}}}', name]
-    done = subprocess.run(words, capture_output=True, check=False)
-    if done.stdout.decode(errors="replace").strip() == attempt:
-        words = [program, "rm", "--force", "--ignore", "--time=0", "--volumes", name]
-        subprocess.run(words, capture_output=True, check=False)
-
-
 def guard_main(kind: str, place: str, name: str, attempt: str) -> None:
-    """Waits, then removes the container unless `keep` came."""
+    """Waits, then removes the container unless `keep` came; `place` is a socket or a program."""
     # the end of the login must not end the guard
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if is_kept():
@@ -83,7 +60,23 @@ def guard_main(kind: str, place: str, name: str, attempt: str) -> None:
     for pause in _AGAIN_S:
         time.sleep(pause)
         try:
-            (remove_docker if kind == "docker" else remove_podman)(place, name, attempt)
+            if kind == "docker":
+                # through its socket: the host may lack Docker's program
+                with closing(UnixConnection(place, 60)) as docker:
+                    docker.request("GET", f"/containers/{name}/json")
+                    answer = docker.getresponse()
+                    body = json.loads(answer.read() or b"{}")
+                    # another user's container of the same name stays
+                    if answer.status == 200 and body["Config"]["Labels"].get(_LABEL) == attempt:
+                        docker.request("DELETE", f"/containers/{body['Id']}?force=true&v=true")
+                        docker.getresponse().read()
+            else:
+                label = f'{{{{index .Config.Labels "{_LABEL}"}}}}'
+                words = [place, "inspect", "--format", label, name]
+                done = subprocess.run(words, capture_output=True, check=False)
+                if done.stdout.decode(errors="replace").strip() == attempt:
+                    words = [place, "rm", "--force", "--ignore", "--time=0", "--volumes", name]
+                    subprocess.run(words, capture_output=True, check=False)
         except (OSError, ValueError, KeyError, http.client.HTTPException):
             continue
 

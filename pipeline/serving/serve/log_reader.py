@@ -53,10 +53,20 @@ class LogReader:
         self._thread.join(timeout_s)
 
     def _read(self, pieces: Iterable[bytes], file: Path) -> None:
+        rest = b""
         # the container may be removed, or the engine go away, in the middle of a line
         with suppress(PipelineError, OSError):
-            for line in split_lines(_copied(pieces, file)):
-                self._lines.put(line)
+            # the end of the log ends its last line
+            for piece in chain(_copied(pieces, file), [b"\n"]):
+                # progress bars end their lines with a carriage return
+                *lines, rest = (rest + piece).replace(b"\r", b"\n").split(b"\n")
+                if len(rest) > _MOST_LINE_BYTES:
+                    lines, rest = [*lines, rest], b""
+                for line in lines:
+                    # without colours and control characters: it is searched, shown and stored
+                    text = _CONTROL.sub("", line.decode(errors="replace"))
+                    if text.strip():
+                        self._lines.put(text)
 
 
 def _copied(pieces: Iterable[bytes], file: Path) -> Iterator[bytes]:
@@ -73,22 +83,6 @@ def _copied(pieces: Iterable[bytes], file: Path) -> Iterator[bytes]:
                 log.say(f"{file}: the log is not kept from here on: {error.strerror}")
                 left = 0
         yield piece
-
-
-def split_lines(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Lines of a stream; progress bars end theirs with a carriage return."""
-    rest = b""
-    for piece in pieces:
-        *lines, rest = (rest + piece).replace(b"\r", b"\n").split(b"\n")
-        if len(rest) > _MOST_LINE_BYTES:
-            lines, rest = [*lines, rest], b""
-        yield from filter(str.strip, map(_plain, lines))
-    yield from filter(str.strip, [_plain(rest)])
-
-
-def _plain(line: bytes) -> str:
-    """A line without colours and control characters: it is searched, shown and stored."""
-    return _CONTROL.sub("", line.decode(errors="replace"))
 
 
 class Progress(NamedTuple):
@@ -136,7 +130,7 @@ STAGES: dict[Engine, dict[str, str]] = {
     "ik-llama": _LLAMA,
 }
 # After this line SGLang never answers, though its HTTP server outlives the scheduler.
-_SGLANG_FATAL = "Scheduler hit an exception: Traceback"
+SGLANG_FATAL = "Scheduler hit an exception: Traceback"
 
 
 def read_progress(engine: Engine, line: str) -> Progress | None:
@@ -146,8 +140,3 @@ def read_progress(engine: Engine, line: str) -> Progress | None:
             counts = match.groupdict()
             return Progress(title, *(int(counts[x]) for x in ("done", "total") if x in counts))
     return None
-
-
-def is_fatal(engine: Engine, line: str) -> bool:
-    """Whether an engine says that it will not come up."""
-    return engine == "sglang" and _SGLANG_FATAL in line[:LONGEST]

@@ -362,22 +362,17 @@ def machine_for(
     """The parts of a machine that a recipe depends on: a capture takes seconds."""
     wanted = recipe.hardware
     if wanted.cards or wanted.host_memory_gib or wanted.numa_nodes or wanted.hugepages_gib:
-        return machine_of(capture(), port_problem)
+        captured = capture()
+        used = then(captured, lambda c: then(c.output("nvidia-smi"), read_memory_used))
+        # of the usual size: /proc/meminfo does not list others
+        row = re.compile(r"^(HugePages_Free|Hugepagesize):\s+(\d+)", re.MULTILINE)
+        rows = then(
+            captured, lambda c: then(c.text("/proc/meminfo"), lambda t: dict(row.findall(t)))
+        )
+        pages = then(rows, lambda r: int(r["HugePages_Free"]) * int(r["Hugepagesize"]) * 1024)
+        return PreflightMachine(then(captured, gather_facts), used, port_problem, pages)
     why = unknown("the recipe does not depend on it")
     return PreflightMachine(why, why, port_problem, why)
-
-
-def machine_of(capture: Known[Capture], port_problem: Known[str]) -> PreflightMachine:
-    """A captured machine."""
-    used = then(capture, lambda c: then(c.output("nvidia-smi"), read_memory_used))
-    pages = then(capture, lambda c: then(c.text("/proc/meminfo"), free_hugepages))
-    return PreflightMachine(then(capture, gather_facts), used, port_problem, pages)
-
-
-def free_hugepages(text: str) -> Known[int]:
-    """Bytes from /proc/meminfo; of the usual size, as it does not list others."""
-    rows = dict(re.findall(r"^(HugePages_Free|Hugepagesize):\s+(\d+)", text, re.MULTILINE))
-    return int(rows["HugePages_Free"]) * int(rows["Hugepagesize"]) * 1024
 
 
 def run_checks(

@@ -12,7 +12,6 @@ from pathlib import Path
 from pipeline.artifacts.containers.container_engine import ContainerEngine
 from pipeline.artifacts.containers.facts import (
     ContainerFacts,
-    ImageFacts,
     require_own,
     require_same,
 )
@@ -32,6 +31,12 @@ _POLL_S = 0.3
 _AFTERMATH_S = 3.0
 # An engine that says it listens, while nothing answers at its published port.
 _SILENT_S = 60.0
+_NETWORK_HINTS = {
+    "podman": "Podman keeps rules of a container that it forgot (after `podman system reset`, or a"
+    " cleared /run): another --port, or a restart of the machine, helps.",
+    "docker": "A firewall may drop what goes to Docker's network: `docker port` and `iptables -t"
+    " nat -S` show where the port leads. --port chooses another one.",
+}
 _SHOWN_LINES = 20
 # Often enough to see that hundreds of files are being loaded, seldom enough for a log.
 _PROGRESS_EVERY_S = 2.0
@@ -68,10 +73,15 @@ class Served:
 
 def start_engine(engine: ContainerEngine, store: Store, start: Start) -> Served:
     """Starts it, waits for it, compares it with what was built; or removes it and says why."""
-    name, launch = start.name, start.launch
+    name, launch, record = start.name, start.launch, start.record
+    # by digest: a tag could be moved meanwhile
+    image = engine.image(record.config) or engine.image(record.digest)
+    if image is None:
+        engine.load(store, launch.image or "", record.digest)
+        image = engine.image(record.config) or engine.image(record.digest)
     arguments = container_arguments(
         launch,
-        image=loaded_image(engine, store, start).id,  # a tag could be moved meanwhile
+        image=require_same(launch.image or "", record, image).id,
         cards=start.cards,
         labels=dict(start.labels),
         address=start.address,
@@ -91,7 +101,7 @@ def start_engine(engine: ContainerEngine, store: Store, start: Start) -> Served:
                     f"{name}: its container is gone",
                     "Serve the recipe again; find out who removed the container.",
                 )
-            require_same(name, start.record, engine.image(facts.image))
+            require_same(name, record, engine.image(facts.image))
     except KeyboardInterrupt:
         _remove(engine, identity, arguments.name)
         hint = f"The container {arguments.name} was removed: nothing of it is served."
@@ -101,16 +111,6 @@ def start_engine(engine: ContainerEngine, store: Store, start: Start) -> Served:
         raise
     url = f"http://127.0.0.1:{launch.port}/v1"
     return Served(arguments.name, url, launch.model, time.monotonic() - begun)
-
-
-def loaded_image(engine: ContainerEngine, store: Store, start: Start) -> ImageFacts:
-    """The store's image in the container engine, by digest: tags can be moved."""
-    record, name = start.record, start.launch.image or ""
-    image = engine.image(record.config) or engine.image(record.digest)
-    if image is None:
-        engine.load(store, name, record.digest)
-        image = engine.image(record.config) or engine.image(record.digest)
-    return require_same(name, record, image)
 
 
 def _remove(engine: ContainerEngine, identity: str, name: str) -> None:
@@ -172,7 +172,14 @@ class _Wait:
         while not is_healthy(self._door):
             self._read_lines()
             self._require_running()
-            self._require_port()
+            silent = self._ready_at is not None and time.monotonic() - self._ready_at >= _SILENT_S
+            # it has long been ready, and nothing answers at its port
+            if silent and not is_listening(self._door):
+                raise errors.StartFailed(
+                    f"{self._name}: its log says that it is ready, and port {self._launch.port},"
+                    f" where it is published, has not answered for {log.seconds(_SILENT_S)}",
+                    _NETWORK_HINTS[self._engine.kind],
+                )
             # last: a reason is better than a time that is over
             if time.monotonic() > deadline:
                 raise errors.StartFailed(
@@ -217,7 +224,7 @@ class _Wait:
         engine = self._launch.engine
         for line in self._reader.new_lines():
             self._see(line)
-            if log_reader.is_fatal(engine, line):
+            if engine == "sglang" and log_reader.SGLANG_FATAL in line[: log_reader.LONGEST]:
                 # the reason stands in the lines after it
                 self._reader.finish(_AFTERMATH_S)
                 raise errors.StartFailed(f"{self._name}: {line.strip()[:300]}")
@@ -247,25 +254,6 @@ class _Wait:
             how = "was killed: its memory ended"
         last = self._reader.last[-1].strip()[:300] if self._reader.last else "it printed nothing"
         raise errors.StartFailed(f"{self._name}: the engine {how}: {last}")
-
-    def _require_port(self) -> None:
-        """Gives up where the engine has long been ready, and nothing answers at its port."""
-        if self._ready_at is None or time.monotonic() - self._ready_at < _SILENT_S:
-            return
-        if is_listening(self._door):
-            return
-        network = (
-            "Podman keeps rules of a container that it forgot (after `podman system reset`, or a"
-            " cleared /run): another --port, or a restart of the machine, helps."
-            if self._engine.kind == "podman"
-            else "A firewall may drop what goes to Docker's network: `docker port` and `iptables -t"
-            " nat -S` show where the port leads. --port chooses another one."
-        )
-        raise errors.StartFailed(
-            f"{self._name}: its log says that it is ready, and port {self._launch.port}, where it"
-            f" is published, has not answered for {log.seconds(_SILENT_S)}",
-            network,
-        )
 
 
 @contextmanager

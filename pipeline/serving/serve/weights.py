@@ -50,24 +50,25 @@ class WeightsFolder:
     config: str | None = None  # its config.json, where it has one
 
 
-def _tiny_model(recipe: Recipe) -> tuple[bytes, str, str]:
-    """The tiny model: its bytes, their digest and the name of its file."""
+def tiny_weights(place: Store | Tunnel, recipe: Recipe, *, dry_run: bool = False) -> WeightsFolder:
+    """The tiny model, put into the store or sent to a host; in a dry run only where it would be."""
     if recipe.engine not in ("llama-cpp", "ik-llama"):
         raise RecipeInvalid(
             f"{recipe.name}: the tiny model is a GGUF file, which {recipe.engine} does not serve",
             "Name a recipe of llama.cpp, such as tiny-cpu, or weights of the recipe's own.",
         )
-    data = tiny.tiny_gguf()
-    return data, sha256_of(data), recipe.model.file or tiny.FILE
-
-
-def tiny_weights(store: Store, recipe: Recipe, *, dry_run: bool = False) -> WeightsFolder:
-    """The tiny model, made on the spot; in a dry run only where it would be."""
-    data, digest, file = _tiny_model(recipe)
+    data, file = tiny.tiny_gguf(), recipe.model.file or tiny.FILE
+    digest = sha256_of(data)
     # by its digest: a container of an older version may still have its file open
-    folder = store.root / "tiny" / digest.removeprefix("sha256:")[:12]
+    name = f"tiny/{digest.removeprefix('sha256:')[:12]}"
+    if not isinstance(place, Store):
+        words = ["where" if dry_run else "put", name, file]
+        found = _probed(place, words, b"" if dry_run else data)
+        assert found.folder is not None
+        return WeightsFolder(Path(found.folder), file, digest)
+    folder = place.root / name
     if not dry_run:
-        store.write(folder / file, data)
+        place.write(folder / file, data)
         # the container's own user reads it
         folder.chmod(0o755)
     return WeightsFolder(folder, file, digest)
@@ -128,15 +129,6 @@ class _Set(_Reported):
 
 class _Verified(_Reported):
     sets: list[_Set]
-
-
-def tiny_weights_on(tunnel: Tunnel, recipe: Recipe, *, dry_run: bool = False) -> WeightsFolder:
-    """The tiny model, sent to the host; in a dry run only where it would be."""
-    data, digest, file = _tiny_model(recipe)
-    name = f"tiny/{digest.removeprefix('sha256:')[:12]}"
-    place = _probed(tunnel, ["where" if dry_run else "put", name, file], b"" if dry_run else data)
-    assert place.folder is not None
-    return WeightsFolder(Path(place.folder), file, digest)
 
 
 def _probed(tunnel: Tunnel, words: list[str], data: bytes = b"") -> HostFolder:

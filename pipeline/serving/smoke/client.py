@@ -89,12 +89,37 @@ class ChatClient:
     async def stream(
         self, path: str, body: Mapping[str, Any], *, has_done: bool = True
     ) -> tuple[Exchange, list[tuple[float, Any]]]:
-        """The events of a stream as JSON, with the time of each; `[DONE]` is not among them."""
+        """The events of a stream as JSON, with the time of each; `[DONE]` is not among them.
+
+        A stream without its end is refused.
+        https://html.spec.whatwg.org/multipage/server-sent-events.html
+        """
         exchange, raw = await self._exchange("POST", path, body)
         if "text/event-stream" not in raw.headers.get("content-type", "").lower():
             raise Unsound("a stream was asked for, and the answer is none")
-        events = read_events(raw, has_done=has_done)
-        return exchange, [(at, self._json(data)) for at, data in events]
+        events: list[tuple[float, bytes]] = []
+        data: list[bytes] = []
+        # pieces are joined first: one may end in a line, in a character, or between CR and LF
+        ends = list(accumulate(len(piece) for _, piece in raw.pieces))
+        # a stream may begin with a byte order mark
+        skipped = len(_BOM) if raw.data.startswith(_BOM) else 0
+        # an empty line at the very end ends the last event
+        for match in _LINE.finditer(raw.data.removeprefix(_BOM)):
+            line = match[1]
+            if line.startswith(b"data:"):
+                data.append(line[5:].strip())
+            elif not line and data:
+                # the time at which the line was whole
+                piece = bisect_left(ends, match.end() + skipped)
+                at = raw.pieces[piece][0] if piece < len(ends) else raw.seconds
+                events.append((at, b"\n".join(data)))
+                data = []
+        is_done = bool(events) and events[-1][1] == b"[DONE]"
+        if has_done and not is_done:
+            raise Unsound("the stream ended without [DONE]")
+        # vLLM sends it in /v1/messages, too, where message_stop is the end
+        whole = events[:-1] if is_done else events
+        return exchange, [(at, self._json(each)) for at, each in whole]
 
     async def _exchange(
         self, method: str, path: str, body: Mapping[str, Any] | None, optional: bool = False
@@ -149,35 +174,6 @@ class ChatClient:
             )
         except JsonInvalid as error:
             raise Unsound(f"the answer {error}") from error
-
-
-def read_events(raw: Raw, *, has_done: bool) -> list[tuple[float, bytes]]:
-    """The data of each server-sent event; a stream without its end is refused.
-
-    https://html.spec.whatwg.org/multipage/server-sent-events.html
-    """
-    events: list[tuple[float, bytes]] = []
-    data: list[bytes] = []
-    # pieces are joined first: one may end in a line, in a character, or between CR and LF
-    ends = list(accumulate(len(piece) for _, piece in raw.pieces))
-    # a stream may begin with a byte order mark
-    skipped = len(_BOM) if raw.data.startswith(_BOM) else 0
-    # an empty line at the very end ends the last event
-    for match in _LINE.finditer(raw.data.removeprefix(_BOM)):
-        line = match[1]
-        if line.startswith(b"data:"):
-            data.append(line[5:].strip())
-        elif not line and data:
-            # the time at which the line was whole
-            piece = bisect_left(ends, match.end() + skipped)
-            at = raw.pieces[piece][0] if piece < len(ends) else raw.seconds
-            events.append((at, b"\n".join(data)))
-            data = []
-    is_done = bool(events) and events[-1][1] == b"[DONE]"
-    if has_done and not is_done:
-        raise Unsound("the stream ended without [DONE]")
-    # vLLM sends it in /v1/messages, too, where message_stop is the end
-    return events[:-1] if is_done else events
 
 
 def _shortened(data: bytes) -> str:

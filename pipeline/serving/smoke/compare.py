@@ -131,7 +131,18 @@ def _gap_at(base: AnswerReference, text: str, start: int, tolerance: Tolerance) 
     joined = "".join(token.text for token in base.tokens)
     ends = list(accumulate(len(token.text) for token in base.tokens))
     gaps: list[tuple[bool, float]] = []  # whether what the other took is not named, and nats
-    for place in _places(base.text, joined, start):
+    # Where the place is in the tokens, which also have what parsers take out. Two where such a mark
+    # stands there: the difference may be in it or after it.
+    places: list[int] = []
+    done, at = 0, joined.find(base.text[:_ANCHOR])
+    while at >= 0 and not places:
+        common = _common(base.text[done:start], joined[at:])
+        done, at = done + common, at + common
+        after = joined.find(base.text[done : done + _ANCHOR], at)
+        if done == start:
+            places = sorted({at, max(at, after)})
+        at = after
+    for place in places:
         if place >= len(joined):
             continue
         number = bisect_right(ends, place)
@@ -161,22 +172,6 @@ def _common(one: str, other: str) -> int:
     """How many characters both begin with."""
     most = min(len(one), len(other))
     return next((i for i in range(most) if one[i] != other[i]), most)
-
-
-def _places(text: str, joined: str, place: int) -> list[int]:
-    """Where a place of a text is in its tokens, which also have what parsers take out.
-
-    Two where such a mark stands there: the difference may be in it or after it.
-    """
-    done, at = 0, joined.find(text[:_ANCHOR])
-    while at >= 0:
-        common = _common(text[done:place], joined[at:])
-        done, at = done + common, at + common
-        after = joined.find(text[done : done + _ANCHOR], at)
-        if done == place:
-            return sorted({at, max(at, after)})
-        at = after
-    return []
 
 
 def tally(differences: Sequence[TextDifference], tolerance: Tolerance) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from pipeline.serving.smoke.rungs.pictures import PICTURES
 from pipeline.serving.smoke.rungs.speculation import SPECULATION
 from pipeline.serving.smoke.rungs.streams import STREAMS
 from pipeline.serving.smoke.rungs.tools import TOOLS_RUNG
-from pipeline.serving.smoke.session import CheckSpec, Rung, SmokeSession
+from pipeline.serving.smoke.session import Rung, SmokeSession
 
 # In the order in which a person would trust a server: each rung leans on those before it.
 LADDER = (FIRST, ANSWERS, TOOLS_RUNG, STREAMS, LENGTH, MEMORY, PICTURES, SPECULATION)
@@ -71,7 +71,9 @@ async def _run_rung(session: SmokeSession, rung: Rung) -> RungResult:
         if is_gone:
             ever = any(exchange.status for exchange in client.exchanges)
             message = "the server no longer answers" if ever else "the server does not answer"
-        elif not (message := why_skipped(session, spec)):
+        elif spec.kind == "quality" and not session.plan.quality:
+            message = session.plan.why_no_quality or "--no-quality"
+        elif not (message := spec.skip(session)):
             client.check = f"{rung.name}: {spec.name}"
             try:
                 verdict, message = "passed", await spec.run(session)
@@ -102,13 +104,6 @@ async def _run_rung(session: SmokeSession, rung: Rung) -> RungResult:
         seconds=round(time.monotonic() - begin, 3),
         message=f"{first.name}: {first.message}" if first else message,
     )
-
-
-def why_skipped(session: SmokeSession, spec: CheckSpec) -> str:
-    """Why a check is left out; empty where it is not."""
-    if spec.kind == "quality" and not session.plan.quality:
-        return session.plan.why_no_quality or "--no-quality"
-    return spec.skip(session)
 
 
 def _worst(verdicts: Sequence[Verdict]) -> Verdict:

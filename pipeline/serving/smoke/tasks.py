@@ -149,12 +149,6 @@ CODE_TASKS = {
 }
 
 
-def code_in(text: str) -> str:
-    """The code block of an answer; all of it where there is none."""
-    found = re.search(r"```(?:python|py)?[ \t]*\n(.*?)```", text, re.S)
-    return found[1] if found else text
-
-
 _STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
 
 

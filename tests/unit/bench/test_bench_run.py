@@ -41,16 +41,13 @@ from pipeline.serving.bench.record import (
 from pipeline.serving.bench.results.compare import compare_runs, read_side
 from pipeline.serving.bench.runner import (
     Bench,
-    client_facts,
     measure_in_turns,
-    resume_differences,
 )
 from pipeline.serving.bench.server import MeasuredServer
 from pipeline.serving.bench.worker import WorkerRun, prepared
 from pipeline.serving.bench.workers import Workers, WorkerStats, start_module
 from pipeline.serving.bench.workload import Workload
 from tests.testbed.bench_faults import BenchServer, bench_server
-from tests.unit.bench.example_run import FOLDER
 from tests.unit.hosts.machines import H200
 
 _LENGTHS = {
@@ -451,15 +448,19 @@ def test_a_folder_with_another_run_is_refused(tmp_path: Path, here: None) -> Non
             replace(same, inputs=facts).run()
 
 
-def test_what_differs_from_the_run_in_a_folder_is_named() -> None:
-    run = read_run(FOLDER)
-    client = run.client.model_copy(update=client_facts().model_dump(exclude={"python"}))
-    run = run.model_copy(update={"client": client.model_copy(update={"python": "2.7"})})
-    inputs = run.inputs.model_copy(update={"recipe": sha256_of(b"r"), "recipe_name": "r"})
-    facts = run.server.model_copy(update={"version": "2"})
-    assert resume_differences(run, inputs, facts) == [
+def test_what_differs_from_the_run_in_a_folder_is_named(tmp_path: Path, here: None) -> None:
+    with bench_server() as server:
+        run = _bench(server, tmp_path, _workload()).run()
+        client = run.client.model_copy(update={"python": "2.7"})
+        asked = run.server.model_copy(update={"version": "2"})
+        write_run(tmp_path, run.model_copy(update={"client": client, "server": asked}))
+        same = _bench(server, tmp_path, _workload())
+        inputs = same.inputs.model_copy(update={"recipe": sha256_of(b"r"), "recipe_name": "r"})
+        with pytest.raises(RunInvalid) as refused:
+            replace(same, inputs=inputs).run()
+    assert str(refused.value).partition(" a run with another ")[2].split(" and another ") == [
         "recipe",
-        "version of the server (None, now 2)",
+        "version of the server (2, now None)",
         "client (python)",
     ]
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 
 import pytest
 
-from pipeline.core.known import Unknown
+from pipeline.core import proc
+from pipeline.core.net.wire import Address, Raw
 from pipeline.serving.bench.marks import client_marks, sample_marks
 from pipeline.serving.bench.metrics import energy_j, metrics_of, speculated
 from pipeline.serving.bench.model import EngineSeries, GpuSeries, Mark, Samples, SelfTest
 from pipeline.serving.bench.record import read_run
-from pipeline.serving.bench.server import engine_series, gpu_series, read_cards, read_metrics
+from pipeline.serving.bench.server import MeasuredServer, MetricsReading, Sampler
 from pipeline.serving.bench.workers import WorkerStats
 from tests.unit.bench.example_run import FOLDER, example_rows
 from tests.unit.hosts.machines import H200
@@ -33,8 +36,37 @@ def _engine(**counters: float) -> EngineSeries:
     return EngineSeries(at_s=[0], running=[0], waiting=[0], kv_use=[None], counters=counters)
 
 
+class _Server(MeasuredServer):
+    """A server whose /metrics has this text."""
+
+    def __init__(self, text: str = "") -> None:
+        url = "http://127.0.0.1:1"
+        super().__init__(Address.read(url), url, has_metrics=bool(text))
+        self.answer = Raw(200, {}, [(0.0, text.encode())], 0.0)
+
+    def _ask(self, *_: object) -> Raw:
+        return self.answer
+
+
+def _reading(text: str) -> MetricsReading | None:
+    return _Server(text).metrics()
+
+
+def _sampler() -> Sampler:
+    return Sampler(_Server(), every_s=60)
+
+
+def _sampled(*texts: str) -> EngineSeries | None:
+    """What the engine said of itself, second by second."""
+    sampler = _sampler()
+    readings = filter(None, map(_reading, texts))
+    sampler.engine = [(float(n), reading) for n, reading in enumerate(readings)]
+    return sampler.samples().engine
+
+
 def test_vllms_metrics_are_added_up_over_engines_but_for_shares() -> None:
-    reading = read_metrics(_VLLM % (5, 0, 0))
+    reading = _reading(_VLLM % (5, 0, 0))
+    assert reading is not None
     assert (reading.engine, reading.busy, reading.gauge("kv_use")) == ("vllm", 6.0, 0.75)
 
 
@@ -52,24 +84,19 @@ def test_vllms_metrics_are_added_up_over_engines_but_for_shares() -> None:
 def test_each_engine_is_known_by_its_names(
     text: str, engine: str | None, busy: float | None
 ) -> None:
-    reading = read_metrics(text)
-    assert (reading.engine, reading.busy) == (engine, busy)
+    reading = _reading(text)
+    assert (reading.engine, reading.busy) == (engine, busy) if reading else engine is None
 
 
 def test_the_acceptance_length_counts_the_verifiers_own_token() -> None:
-    readings = [
-        (0.0, read_metrics(_VLLM % (0, 10, 20))),
-        (1.0, read_metrics(_VLLM % (9, 110, 270))),
-    ]
-    result = engine_series(readings)
+    result = _sampled(_VLLM % (0, 10, 20), _VLLM % (9, 110, 270))
     assert result is not None
     assert result.counters["drafts"] == 100
     assert speculated(result) == (3.5, 100)
 
 
 def test_sglang_says_its_acceptance_length_itself() -> None:
-    texts = ["sglang:spec_accept_length 0.0", "sglang:spec_accept_length 2.5"]
-    result = engine_series([(float(n), read_metrics(text)) for n, text in enumerate(texts)])
+    result = _sampled("sglang:spec_accept_length 0.0", "sglang:spec_accept_length 2.5")
     assert speculated(result) == (2.5, None)
 
 
@@ -88,12 +115,10 @@ def test_without_speculation_there_is_no_acceptance_length() -> None:
 
 
 def test_counters_that_fell_are_of_another_process() -> None:
-    result = engine_series(
-        [(0.0, read_metrics(_VLLM % (9, 5, 5))), (1.0, read_metrics(_VLLM % (2, 6, 6)))]
-    )
+    result = _sampled(_VLLM % (9, 5, 5), _VLLM % (2, 6, 6))
     assert result is not None
     assert "generated_tokens" not in result.counters
-    assert engine_series([]) is None
+    assert _sampled() is None
 
 
 @pytest.mark.parametrize(("counted", "marked"), [(48, False), (49, False), (60, True), (24, True)])
@@ -118,10 +143,20 @@ def _captured() -> str:
     return text
 
 
-def test_a_real_card_is_read() -> None:
-    cards = read_cards(_captured())
-    assert not isinstance(cards, Unknown)
-    (series_of_one,) = gpu_series([(0.0, cards), (1.0, cards)])
+def _looked(text: str, monkeypatch: pytest.MonkeyPatch) -> Sampler:
+    """A sampler that had this answer of nvidia-smi twice."""
+    done = subprocess.CompletedProcess([], 0, text.encode(), b"")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(proc, "read", lambda *_, **__: done)
+    with _sampler() as sampler:
+        pass
+    return sampler
+
+
+def test_a_real_card_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = _looked(_captured(), monkeypatch)
+    sampler.cards = [(float(n), cards) for n, (_, cards) in enumerate(sampler.cards)]
+    (series_of_one,) = sampler.samples().gpus
     assert series_of_one.name == "NVIDIA H200"
     assert all(watts and watts > 0 for watts in series_of_one.power_w)
     assert all(series_of_one.temperature_c)
@@ -131,8 +166,18 @@ def test_a_real_card_is_read() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "No devices were found", "<nvidia_smi_log>", "<other/>"])
-def test_what_is_no_answer_of_nvidia_smi_is_unknown(text: str) -> None:
-    assert isinstance(read_cards(text), Unknown)
+def test_what_is_no_answer_of_nvidia_smi_is_unknown(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = _looked(text, monkeypatch).samples()
+    assert samples.gpus == []
+    assert any(why.startswith("GPUs: ") for why in samples.absent)
+
+
+def test_a_card_that_got_lost_ends_the_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = _looked(_captured(), monkeypatch)
+    sampler.cards = [(0.0, sampler.cards[0][1]), (1.0, [])]
+    assert [series.at_s for series in sampler.samples().gpus] == [[0.0]]
 
 
 def test_a_card_at_full_speed_has_no_mark() -> None:

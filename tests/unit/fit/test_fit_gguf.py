@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.errors import ModelUnreadable
-from pipeline.serving.fit.gguf import BY_NUMBER, read_gguf, read_gguf_header
+from pipeline.serving.fit.gguf import BY_NUMBER, read_gguf
 from pipeline.serving.fit.placement import Batch, llama_token_bytes
 from tests.testbed.tiny_gguf import write_tiny_gguf
 from tests.unit.fit.gguf_bytes import DATA, F32, IQ4_KS, LLAMA, TENSORS, gguf, tensor, text
@@ -36,14 +36,14 @@ def test_types_have_the_sizes_that_the_gguf_package_knows() -> None:
 def test_a_head_is_read_as_the_gguf_package_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path)
-    ours, theirs = read_gguf_header(path), GGUFReader(path)
+    ours, theirs = read_gguf(path), GGUFReader(path)
     assert {t.name: t.n_bytes for t in ours.tensors} == {
         t.name: int(t.n_bytes) for t in theirs.tensors
     }
     assert {t.name: list(t.shape) for t in ours.tensors} == {
         t.name: [int(n) for n in t.shape] for t in theirs.tensors
     }
-    assert ours.metadata["deepseek2.block_count"] == 2
+    assert ours.layers == 2
 
 
 def test_an_mla_model_with_experts_is_understood(tmp_path: Path) -> None:
@@ -120,13 +120,16 @@ def test_only_the_head_of_a_large_file_is_read(tmp_path: Path) -> None:
     path = put(tmp_path, gguf(LLAMA, TENSORS, 0))
     with path.open("r+b") as handle:
         handle.truncate(600_000_000_000)  # a hole: no disk is used
-    assert len(read_gguf_header(path).tensors) == 2
+    assert len(read_gguf(path).tensors) == 2
 
 
 def test_bytes_that_rows_carry_are_taken_from_the_files_layout(tmp_path: Path) -> None:
-    rows = [tensor("a", (256, 8), IQ4_KS, 0), tensor("b", (8,), F32, 1152)]
-    head = read_gguf_header(put(tmp_path, gguf({}, rows, 1152 + 32)))
-    assert [t.n_bytes for t in head.tensors] == [8 * 136 + 64, 32]
+    rows = [
+        tensor("token_embd.weight", (256, 8), IQ4_KS, 0),
+        tensor("blk.0.attn_norm.weight", (8,), F32, 1152),
+    ]
+    model = read_gguf(put(tmp_path, gguf(LLAMA | {"llama.embedding_length": 256}, rows, 1152 + 32)))
+    assert [t.n_bytes for t in model.tensors] == [8 * 136 + 64, 32]
 
 
 def split_parts() -> list[bytes]:
@@ -254,13 +257,13 @@ BROKEN = {
 def test_a_broken_or_hostile_file_is_refused(tmp_path: Path, name: str) -> None:
     data, message = BROKEN[name]
     with pytest.raises(ModelUnreadable, match=message):
-        read_gguf_header(put(tmp_path, data))
+        read_gguf(put(tmp_path, data))
 
 
 def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     twice = b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + (text("a") + struct.pack("<II", 4, 1)) * 2
     with pytest.raises(ModelUnreadable, match="'a' twice"):
-        read_gguf_header(put(tmp_path, twice))
+        read_gguf(put(tmp_path, twice))
 
 
 @pytest.mark.parametrize(

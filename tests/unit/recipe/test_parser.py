@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pipeline.core.errors import RecipeInvalid
 from pipeline.core.model import Engine
-from pipeline.images.engine.parser_flags import FlagSpec, ParserFlags
+from pipeline.images.engine.parser_flags import (
+    FlagSpec,
+    ParserFlags,
+    flags_folder,
+    write_parser_flags,
+)
+from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.recipe.launch import Launch
 from pipeline.serving.recipe.model import ContainerSpec
-from pipeline.serving.recipe.parser import check_flags, require_flags
+from pipeline.serving.recipe.parser import check_flags, require_known_flags
 
 DIGEST = f"sha256:{'7' * 64}"
 CONFIG_FIELDS = ["mode", "pass_config", "pass_config.fuse_allreduce_rms", "extra", "extra.*"]
@@ -287,9 +295,12 @@ def test_variables_of_others_are_not_the_engines_business() -> None:
     assert problems("ik-llama", VLLM_NO="1") == []
 
 
-def test_every_problem_is_found_and_the_first_is_the_error() -> None:
+def test_every_problem_is_found_and_the_first_is_the_error(tmp_path: Path) -> None:
+    checkout = Checkout(tmp_path)
+    flags_folder(checkout).mkdir(parents=True)
+    write_parser_flags(flags_folder(checkout), VLLM)
     wrong = launch("vllm", ["/models", "--prot", "1", "--kv-cache-dtype", "x"], VLLM_NO="1")
     assert len(check_flags(wrong, VLLM)) == 3
     with pytest.raises(RecipeInvalid, match=r"one: --prot: is no flag .* --port\?.* \(and 2 more"):
-        require_flags(wrong, VLLM)
-    require_flags(launch("vllm", ["/models", "--port", "1"]), VLLM)
+        require_known_flags(checkout, wrong)
+    require_known_flags(checkout, launch("vllm", ["/models", "--port", "1"]))

@@ -12,7 +12,6 @@ from pipeline.serving.serve.attempts import (
     Ended,
     attempt_time,
     new_id,
-    short_failure,
 )
 
 NOON = datetime(2026, 11, 16, 12, 0, 0, tzinfo=UTC)
@@ -140,5 +139,6 @@ def test_two_attempts_of_one_second_differ() -> None:
 
 
 def test_a_failure_of_many_lines_is_kept_in_one() -> None:
-    assert short_failure("a\n\n b" + "x" * 5000).startswith("a bx")
-    assert len(short_failure("x" * 5000)) == 2000
+    kept = ended(begun(), "failed", "a\n\n b" + "x" * 5000).failure
+    assert kept.startswith("a bx")
+    assert len(kept) == 2000

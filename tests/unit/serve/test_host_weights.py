@@ -11,7 +11,7 @@ from pipeline.core.errors import WeightsDamaged, WeightsUnknown
 from pipeline.core.known import Unknown
 from pipeline.hosts.fleet.remote import CommandResult
 from pipeline.hosts.fleet.tunnel import Tunnel
-from pipeline.serving.serve.weights import WeightsFolder, find_weights_on, tiny_weights_on
+from pipeline.serving.serve.weights import WeightsFolder, find_weights_on, tiny_weights
 from tests.testbed.locked_set import make_set
 from tests.unit.serve.near_tunnel import NearTunnel, said
 from tests.unit.serve.recipes import recipe, two_cards
@@ -33,7 +33,7 @@ def found(tmp_path: Path, answer: CommandResult | None, *known: Any) -> WeightsF
 
 
 def test_the_tiny_model_is_sent_and_lies_there_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = tiny_weights_on(cast(Tunnel, NearTunnel()), recipe())
+    weights = tiny_weights(cast(Tunnel, NearTunnel()), recipe())
     data = (weights.folder / weights.file).read_bytes()
     assert weights.digest == "sha256:" + hashlib.sha256(data).hexdigest()
     assert weights.folder.is_relative_to(Path.home())
@@ -42,9 +42,9 @@ def test_the_tiny_model_is_sent_and_lies_there_whole(monkeypatch: pytest.MonkeyP
 
 def test_a_dry_run_sends_no_tiny_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    planned = tiny_weights_on(cast(Tunnel, NearTunnel()), recipe(), dry_run=True)
+    planned = tiny_weights(cast(Tunnel, NearTunnel()), recipe(), dry_run=True)
     assert not list(tmp_path.iterdir())
-    assert planned == tiny_weights_on(cast(Tunnel, NearTunnel()), recipe())
+    assert planned == tiny_weights(cast(Tunnel, NearTunnel()), recipe())
     assert (planned.folder / planned.file).is_file()
 
 

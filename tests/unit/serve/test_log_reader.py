@@ -6,27 +6,33 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import DockerUnavailable
-from pipeline.serving.serve.log_reader import LogReader, split_lines
+from pipeline.serving.serve.log_reader import LogReader
 
 
-def test_lines_come_whole_however_they_are_cut() -> None:
-    assert list(split_lines([b"one\ntw", b"o\nthr", b"ee"])) == ["one", "two", "three"]
+def read(pieces: list[bytes], folder: Path) -> list[str]:
+    reader = LogReader(pieces, folder / "1.log")
+    reader.finish(5)
+    return list(reader.new_lines())
 
 
-def test_a_progress_bar_is_a_line_for_each_step() -> None:
-    assert list(split_lines([b" 1%\r 2%\r", b"\n", b"\n"])) == [" 1%", " 2%"]
+def test_lines_come_whole_however_they_are_cut(tmp_path: Path) -> None:
+    assert read([b"one\ntw", b"o\nthr", b"ee"], tmp_path) == ["one", "two", "three"]
 
 
-def test_a_line_without_end_is_handed_on_in_pieces() -> None:
-    assert [len(line) for line in split_lines([b"x" * 40_000] * 4)] == [80_000, 80_000]
+def test_a_progress_bar_is_a_line_for_each_step(tmp_path: Path) -> None:
+    assert read([b" 1%\r 2%\r", b"\n", b"\n"], tmp_path) == [" 1%", " 2%"]
 
 
-def test_bytes_that_are_no_text_do_not_stop_it() -> None:
-    assert list(split_lines([b"\xff\xfeok\n"])) == ["\ufffd\ufffdok"]
+def test_a_line_without_end_is_handed_on_in_pieces(tmp_path: Path) -> None:
+    assert [len(line) for line in read([b"x" * 40_000] * 4, tmp_path)] == [80_000, 80_000]
+
+
+def test_bytes_that_are_no_text_do_not_stop_it(tmp_path: Path) -> None:
+    assert read([b"\xff\xfeok\n"], tmp_path) == ["\ufffd\ufffdok"]
 
 
 @pytest.mark.parametrize(
-    ("written", "read"),
+    ("written", "lines"),
     [
         (b"\x1b[1;31mERROR\x1b[0m out of memory\n", ["ERROR out of memory"]),
         (b"\x1b]0;a title\x07ready\n", ["ready"]),
@@ -36,8 +42,8 @@ def test_bytes_that_are_no_text_do_not_stop_it() -> None:
         (b"\x1b[2J", []),
     ],
 )
-def test_a_line_commands_no_terminal(written: bytes, read: list[str]) -> None:
-    assert list(split_lines([written])) == read
+def test_a_line_commands_no_terminal(written: bytes, lines: list[str], tmp_path: Path) -> None:
+    assert read([written], tmp_path) == lines
 
 
 def test_everything_is_kept_in_the_file_and_the_last_lines_at_hand(tmp_path: Path) -> None:

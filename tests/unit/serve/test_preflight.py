@@ -12,6 +12,7 @@ from pipeline.core.known import Unknown, unknown
 from pipeline.hosts.facts.capture import PCI
 from pipeline.hosts.facts.gather import gather_facts
 from pipeline.hosts.facts.smi import read_memory_used
+from pipeline.hosts.facts.source import Capture
 from pipeline.hosts.rules.verdict import RuleResult
 from pipeline.images.gate.state import GateState
 from pipeline.images.spec.checkout import Checkout
@@ -23,8 +24,7 @@ from pipeline.serving.serve.preflight import (
     CHECKS,
     PlannedStart,
     PreflightMachine,
-    free_hugepages,
-    machine_of,
+    machine_for,
     require_ready,
     run_checks,
 )
@@ -155,11 +155,15 @@ def test_kernels_of_an_image_that_is_not_built_are_unknown() -> None:
     assert verdicts("gate", plan(two_cards())) == ["unknown"]
 
 
+def looked_at(capture: Capture) -> PreflightMachine:
+    return machine_for(two_cards(), "", lambda: capture)
+
+
 def placed(*nodes: int, **outputs: str) -> PreflightMachine:
     """Cards that hang on these nodes."""
     files = {f"{PCI}/0000:{i + 1:02x}:00.0/numa_node": f"{n}\n" for i, n in enumerate(nodes)}
     capture = changed(blackwell(len(nodes)), files=files, outputs=outputs)
-    return machine_of(capture, "")
+    return looked_at(capture)
 
 
 def test_cards_on_one_node_pass_where_the_recipe_counts_on_it() -> None:
@@ -223,9 +227,10 @@ def test_too_few_hugepages_fail_and_uncounted_ones_are_unknown() -> None:
         assert verdicts("hugepages", wants, replace(machine(), hugepages_bytes=few)) == ["failed"]
     assert verdicts("hugepages", wants, NO_MACHINE) == ["unknown"]
     rows = "HugePages_Total:    1100\nHugePages_Free:     1024\nHugepagesize:       2048 kB\n"
-    assert free_hugepages(rows) == 2 * GIB
+    counted = changed(blackwell(2), files={"/proc/meminfo": rows})
+    assert looked_at(counted).hugepages_bytes == 2 * GIB
     without = changed(blackwell(2), files={"/proc/meminfo": "MemTotal: 1 kB\n"})
-    assert isinstance(machine_of(without, "").hugepages_bytes, Unknown)
+    assert isinstance(looked_at(without).hugepages_bytes, Unknown)
 
 
 def fitting(**changes: Any) -> FitPlan:
@@ -342,7 +347,7 @@ def on_processor(vendor: str, family: str) -> PreflightMachine:
     text = (
         f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel name\t: Some CPU\n"
     )
-    return machine_of(changed(blackwell(2), files={"/proc/cpuinfo": text}), "")
+    return looked_at(changed(blackwell(2), files={"/proc/cpuinfo": text}))
 
 
 def test_the_nccl_of_zen_5_is_served_on_zen_5() -> None:

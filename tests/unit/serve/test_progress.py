@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.core.model import Engine
-from pipeline.serving.serve.log_reader import STAGES, is_fatal, read_progress
+from pipeline.serving.serve.log_reader import STAGES, read_progress
 
 # engine, line, what it tells
 LINES: list[tuple[Engine, str, str]] = [
@@ -175,18 +175,6 @@ def test_other_lines_tell_nothing(engine: Engine, line: str) -> None:
 def test_every_engine_has_a_line_that_counts() -> None:
     counted = {engine for engine, _, told in LINES if " of " in told}
     assert counted == set(STAGES)
-
-
-def test_an_engine_that_lost_its_scheduler_is_not_waited_for() -> None:
-    # Ascend/pytorch#83
-    line = (
-        "[2025-09-13 05:28:15 TP4] Scheduler hit an exception: Traceback (most recent call last):"
-    )
-    assert is_fatal("sglang", line)
-    assert not is_fatal("vllm", line)
-    assert not is_fatal(
-        "sglang", "[2026-01-15 13:31:50 DP1 TP1] Load weight begin. avail mem=60.59 GB"
-    )
 
 
 def test_a_line_without_end_is_not_searched_to_its_end() -> None:

@@ -183,9 +183,30 @@ def test_an_engine_that_is_ready_and_says_503_is_waited_for(
         attempt(engine, tmp_path, port, timeout_s=0.3)
 
 
+# Ascend/pytorch#83
+LOST = b"[2025-09-13 05:28:15 TP4] Scheduler hit an exception: Traceback (most recent call last):\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("vllm", LOST),
+        ("sglang", b"[2026-01-15 13:31:50 DP1 TP1] Load weight begin. avail mem=60.59 GB\n"),
+    ],
+)
+def test_other_lines_and_other_engines_are_waited_for(
+    tmp_path: Path, name: str, line: bytes
+) -> None:
+    engine = FakeEngine(log=[line])
+    with (
+        answering([], health=503) as port,
+        pytest.raises(StartFailed, match="did not answer within"),
+    ):
+        attempt(engine, tmp_path, port, timeout_s=0.5, engine=name)
+
+
 def test_an_engine_that_lost_its_scheduler_is_not_waited_for(tmp_path: Path) -> None:
-    line = b"[2025-09-13 05:28:15 TP4] Scheduler hit an exception: Traceback (most recent\n"
-    engine = FakeEngine(log=[line, b"RuntimeError: x\n"])
+    engine = FakeEngine(log=[LOST, b"RuntimeError: x\n"])
     with answering([], health=503) as port, pytest.raises(StartFailed, match="Scheduler hit"):
         attempt(engine, tmp_path, port, timeout_s=60, engine="sglang")
     assert not engine.known

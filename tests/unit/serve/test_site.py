@@ -117,12 +117,18 @@ def test_a_container_that_is_to_be_kept_is_kept(place: Path) -> None:
 @pytest.mark.parametrize("data", [b"", guard.BEAT, b"kee"])
 def test_where_the_other_end_goes_away_the_container_is_removed(place: Path, data: bytes) -> None:
     seen: list[str] = []
+    with unix_server(place, container(), seen):
+        cut_off("docker", place, data=data)
+    assert seen == ["/containers/f00?force=true&v=true"]
+
+
+def cut_off(kind: str, place: Path, attempt: str = ATTEMPT, data: bytes = b"") -> None:
+    """The guard in this process, whose other end goes away after these bytes."""
     reader, writer = os.pipe()
     os.write(writer, data)
     os.close(writer)
-    with unix_server(place, container(), seen), replaced_stdin(reader):
-        guard.guard_main("docker", str(place), NAME, ATTEMPT)
-    assert seen == ["/containers/f00?force=true&v=true"]
+    with replaced_stdin(reader):
+        guard.guard_main(kind, str(place), NAME, attempt)
 
 
 @contextmanager
@@ -151,21 +157,23 @@ def test_where_the_other_end_falls_silent_the_container_is_removed(
     assert len(seen) == 1
 
 
+@pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize("answers", [container("20260101T000000-000000"), {}])
 def test_a_container_of_another_attempt_is_left_alone(place: Path, answers: dict[str, Any]) -> None:
     seen: list[str] = []
     with unix_server(place, answers, seen):
-        guard.remove_docker(str(place), NAME, ATTEMPT)
+        cut_off("docker", place)
     assert seen == []
 
 
+@pytest.mark.usefixtures("_at_once")
 def test_podman_s_container_is_removed_by_its_own_program(tmp_path: Path) -> None:
     program, log = tmp_path / "podman", tmp_path / "log"
     program.write_text(f'#!/bin/sh\necho "$@" >>{log}\n[ $1 = inspect ] && echo {ATTEMPT}\n')
     program.chmod(0o755)
-    guard.remove_podman(str(program), NAME, "another")
+    cut_off("podman", program, "another")
     assert "rm --force" not in log.read_text()
-    guard.remove_podman(str(program), NAME, ATTEMPT)
+    cut_off("podman", program)
     assert f"rm --force --ignore --time=0 --volumes {NAME}" in log.read_text()
 
 

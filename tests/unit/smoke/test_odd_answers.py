@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.net.wire import Address, Raw
-from pipeline.serving.smoke.client import ChatClient, Gone, Unsound, read_events
+from pipeline.serving.smoke.client import ChatClient, Gone, Unsound
 from pipeline.serving.smoke.ladder import exchanges_file
 from pipeline.serving.smoke.model import ChatLimits
 from tests.testbed.hostile import CHUNKED, OK, Script, body, forever, hostile_server, sends
+from tests.unit.smoke.streamed import events_of
 
 BOM = b"\xef\xbb\xbf"
 EVENT = b'data: {"a": 1}\n\ndata: [DONE]\n\n'
@@ -21,12 +22,12 @@ EVENT = b'data: {"a": 1}\n\ndata: [DONE]\n\n'
 def test_a_byte_order_mark_before_the_first_event_is_no_part_of_it(cut: int) -> None:
     data = BOM + EVENT
     raw = Raw(200, {}, [(0.1, data[:cut]), (0.5, data[cut:])], 0.6)
-    assert [value for _, value in read_events(raw, has_done=True)] == [b'{"a": 1}']
+    assert [value for _, value in events_of(raw)] == [b'{"a": 1}']
 
 
 def test_a_byte_order_mark_within_a_stream_is_data() -> None:
     raw = Raw(200, {}, [(0.1, b"data: 1\n\n" + BOM + b"data: 2\n\ndata: [DONE]\n\n")], 0.2)
-    assert [value for _, value in read_events(raw, has_done=True)] == [b"1"]
+    assert [value for _, value in events_of(raw)] == [b"1"]
 
 
 def get(script: Script, key: str = "") -> ChatClient:

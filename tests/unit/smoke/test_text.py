@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from pipeline.serving.smoke.client import Unsound
 from pipeline.serving.smoke.compare import corruption
+from pipeline.serving.smoke.rungs.answers import _code
 from pipeline.serving.smoke.tasks import (
     PERSON,
     PERSON_SCHEMA,
     SmokeQuestion,
-    code_in,
     haystack,
     violation,
 )
@@ -104,9 +109,28 @@ def test_a_wrong_answer_does_not(text: str) -> None:
     assert not SmokeQuestion("", "113").is_right(text)
 
 
-def test_code_is_taken_out_of_its_block() -> None:
-    assert code_in("Here:\n```python\nx = 1\n```\nDone.") == "x = 1\n"
-    assert code_in("x = 1") == "x = 1"
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("Here:\n```python\nx = 1\n```\nDone.", "x = 1\n"), ("x = 1", "x = 1")],
+)
+def test_code_is_taken_out_of_its_block(text: str, code: str) -> None:
+    ran: list[str] = []
+
+    async def ask(prompt: str) -> SimpleNamespace:
+        return SimpleNamespace(text=text)
+
+    def run_code(code: str) -> str:
+        ran.append(code)
+        return ""
+
+    session: Any = SimpleNamespace(ask=ask, require_clean=lambda answer: None, run_code=run_code)
+
+    async def run() -> str:
+        return await _code(session)
+
+    with pytest.raises(Unsound, match="gives ''"):
+        asyncio.run(run())
+    assert ran[0].startswith(f"{code}\nprint([")
 
 
 def test_needles_lie_at_their_depths_and_texts_differ_from_the_first_word() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from pipeline.core.errors import InputInvalid
 from pipeline.core.net.wire import Address, AnswerLost, Raw, send
-from pipeline.serving.smoke.client import Unsound, read_events
+from pipeline.serving.smoke.client import Unsound
+from tests.unit.smoke.streamed import events_of
 
 
 def _sent(answer: Sequence[bytes], *, limit_s: float = 20.0, most_bytes: int = 10_000) -> Raw:
@@ -117,7 +118,7 @@ def test_what_is_no_address_is_refused(typed: str) -> None:
 
 def _events(*pieces: bytes, has_done: bool = True) -> list[bytes]:
     raw = Raw(200, {}, [(0.0, piece) for piece in pieces], 0.0)
-    return [data for _, data in read_events(raw, has_done=has_done)]
+    return [data for _, data in events_of(raw, has_done=has_done)]
 
 
 def test_events_are_whole_where_pieces_cut_a_line_or_a_character() -> None:
@@ -136,7 +137,7 @@ def test_lines_of_data_without_an_empty_one_between_are_one_event(end: bytes) ->
 
 def test_an_event_has_the_time_of_the_piece_that_ends_it() -> None:
     pieces = [(1.0, b"data: a\n"), (2.0, b"\ndata: [DO"), (3.0, b"NE]\n\n")]
-    assert read_events(Raw(200, {}, pieces, 4.0), has_done=True) == [(2.0, b"a")]
+    assert events_of(Raw(200, {}, pieces, 4.0)) == [(2.0, b"a")]
 
 
 def test_done_behind_the_end_of_a_message_is_no_event() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -181,7 +182,9 @@ async def _code(session: SmokeSession) -> str:
         prompt = f"Write a Python function `{function}(n)` that returns {what}."
         answer = await session.ask(f"{prompt} Answer with one code block only.")
         session.require_clean(answer)
-        code = tasks.code_in(answer.text)
+        # all of the answer where it has no block
+        block = re.search(r"```(?:python|py)?[ \t]*\n(.*?)```", answer.text, re.S)
+        code = block[1] if block else answer.text
         # the last line: an answer may print examples of its own before
         printed = session.run_code(f"{code}\nprint([{function}(n) for n in {list(calls)}])\n")
         got, want = printed.strip().rpartition("\n")[2], str(list(calls.values()))

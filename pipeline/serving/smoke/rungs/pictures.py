@@ -111,13 +111,11 @@ def _png(painted: set[tuple[int, int]], colour: Colour = COLOURS["black"]) -> by
     return png
 
 
-def _no_vision(session: SmokeSession) -> str:
-    if session.plan.text_only:
-        return "--text-only"
-    return "" if session.plan.vision or session.sees else UNSEEN
-
-
-@PICTURES.check("pictures", "quality", _no_vision)
+@PICTURES.check(
+    "pictures",
+    "quality",
+    lambda s: "--text-only" if s.plan.text_only else "" if s.plan.vision or s.sees else UNSEEN,
+)
 async def _pictures(session: SmokeSession) -> str:
     """Each in a request of its own, all at once: one that is taken for another shows, too."""
     questions = picture_questions()
