@@ -50,8 +50,11 @@ class DebianMirror:
     security: tuple[str, ...]
 
 
-def find_mirror(root: Path = Path("/")) -> DebianMirror:
-    """The Debian mirror that apt uses here, else the one that python-apt knows."""
+def debian_mirror(root: Path = Path("/")) -> DebianMirror:
+    """SM120_DEBIAN_MIRROR (and _SECURITY), else what apt uses here, else what python-apt knows."""
+    if chosen := os.environ.get("SM120_DEBIAN_MIRROR"):
+        named = os.environ.get("SM120_DEBIAN_SECURITY_MIRROR", "").split()
+        return DebianMirror(main=tuple(chosen.split()), security=tuple(named))
     apt, main, security = root / "etc/apt", list[str](), list[str]()
     # apt's own order, and only the names that apt reads: an editor leaves debian.list.save behind
     paths = [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]
@@ -148,7 +151,10 @@ class Sources:
         if not isinstance(pin, DebPin):
             # find-links of pip and uv are for wheels and sdists; .debs may lie in mirrors only
             folders += settings.folders
-        yield from (_in_folder(folder, pin) for folder in folders)
+        for folder in folders:
+            # as `sm120 image collect` and `pip download` write them, in a folder a project, by hash
+            by_hash = (folder / pin.sha256, folder / "sha256" / pin.sha256)
+            yield filter(Path.is_file, (folder / pin.file, folder / pin.name / pin.file, *by_hash))
         if offline:
             return
         # an extra mirror holds files by name, or by sha256/<hex>
@@ -190,13 +196,6 @@ class Sources:
                 yield f"{base.rstrip('/')}/{quote(path, safe='/+~')}"
 
 
-def _in_folder(folder: Path, pin: Pin) -> Iterator[Place]:
-    # as `sm120 image collect` and `pip download` write them, in a folder a project, and by hash
-    by_hash = (folder / pin.sha256, folder / "sha256" / pin.sha256)
-    paths = (folder / pin.file, folder / pin.name / pin.file, *by_hash)
-    yield from (path for path in paths if path.is_file())
-
-
 def read_below(client: NetClient, bases: Sequence[str], path: str, most_bytes: int) -> bytes:
     """A file of Debian's archive, from the first mirror that delivers it; larger is an error."""
     failures = []
@@ -217,14 +216,6 @@ def read_below(client: NetClient, bases: Sequence[str], path: str, most_bytes: i
             f"no mirror is known for {path}", "Set SM120_DEBIAN_SECURITY_MIRROR to its address."
         )
     raise SourceUnreachable("; ".join(failures))
-
-
-def debian_mirror() -> DebianMirror:
-    """SM120_DEBIAN_MIRROR (and _SECURITY), else what apt uses on this machine."""
-    if chosen := os.environ.get("SM120_DEBIAN_MIRROR"):
-        security = os.environ.get("SM120_DEBIAN_SECURITY_MIRROR", "").split()
-        return DebianMirror(main=tuple(chosen.split()), security=tuple(security))
-    return find_mirror()
 
 
 def snapshot_places(client: NetClient, base: str, pin: DebPin) -> Iterator[Place]:

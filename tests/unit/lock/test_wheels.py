@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from packaging import _manylinux, tags
@@ -11,8 +14,8 @@ from packaging.utils import parse_wheel_filename
 from pipeline.core.errors import ResolveFailed
 from pipeline.core.net.http import NetClient
 from pipeline.core.net.settings import NetworkSettings
-from pipeline.images.fetch.inputs import size_finder, uv_environment
-from pipeline.images.lock.make import Transport, choose_wheels, resolve_wheels, tag_ranks
+from pipeline.images.fetch import inputs
+from pipeline.images.lock.make import choose_wheels, resolve_wheels, tag_ranks
 from pipeline.images.spec.image import PythonSpec
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import FaultServer
@@ -165,11 +168,14 @@ def resolve(
     override: dict[str, str] | None = None,
 ) -> dict[str, tuple[str, int]]:
     spec = PythonSpec(requirements=requirements, override=override or {})
-    client = NetClient(settings, first_wait_s=0.001)
     scratch.mkdir()
-    args = [] if settings.indexes else ["--no-index"]
-    env = {**uv_environment(settings), "UV_CACHE_DIR": str(scratch / "cache")}
-    ask = Transport(nobody, nobody, size_finder(client), args, env)
+    with (
+        mock.patch.object(inputs, "read_settings", return_value=settings),
+        mock.patch.object(inputs, "NetClient", partial(NetClient, first_wait_s=0.001)),
+    ):
+        ask = inputs.make_transport()
+    env = {**ask.index_env, "UV_CACHE_DIR": str(scratch / "cache")}
+    ask = replace(ask, debian=nobody, debian_security=nobody, index_env=env)
     pins = resolve_wheels(spec, platform, ask, needs_cuda=needs_cuda)
     return {p.name: (p.file, p.size_bytes) for p in pins}
 
