@@ -10,7 +10,6 @@ import binascii
 import hashlib
 import re
 import tempfile
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -215,8 +214,26 @@ def sha1_bound(keyring: bytes) -> frozenset[str]:
     primaries: dict[str, str] = {}  # of each key and subkey
     digests: dict[str, set[int]] = {}  # of the signatures that bind each of them
     name = primary = ""
+    place = 0
     try:
-        for tag, body in _packets(keyring):
+        while place < len(keyring):
+            first = keyring[place]
+            if not first & 0x80:
+                raise ValueError("not a packet")
+            if first & 0x40:
+                tag = first & 0x3F
+                length, start = _new_length(keyring, place + 1)
+            else:
+                tag, width = (first >> 2) & 0x0F, 1 << (first & 3)
+                # the old format's `until the end of the file`, which no exported key uses
+                if width == 8:
+                    raise ValueError("a packet of unknown length")
+                start = place + 1 + width
+                length = int.from_bytes(keyring[place + 1 : start])
+            place = start + length
+            if place > len(keyring):
+                raise ValueError("a packet is cut off")
+            body = keyring[start:place]
             if tag in (_PUBLIC_KEY, _SUBKEY):
                 if body[0] != 4:
                     raise ValueError("not a version 4 key")
@@ -253,27 +270,6 @@ def _binds(signature: bytes, primary: str) -> bool:
             start += length
     # an issuer may be named by the last eight bytes of its fingerprint
     return any(primary.endswith(issuer) for issuer in issuers)
-
-
-def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:
-    place = 0
-    while place < len(data):
-        first = data[place]
-        if not first & 0x80:
-            raise ValueError("not a packet")
-        if first & 0x40:
-            tag = first & 0x3F
-            length, start = _new_length(data, place + 1)
-        else:
-            tag, width = (first >> 2) & 0x0F, 1 << (first & 3)
-            # the old format's `until the end of the file`, which no exported key uses
-            if width == 8:
-                raise ValueError("a packet of unknown length")
-            length, start = int.from_bytes(data[place + 1 : place + 1 + width]), place + 1 + width
-        if start + length > len(data):
-            raise ValueError("a packet is cut off")
-        yield tag, data[start : start + length]
-        place = start + length
 
 
 def _new_length(data: bytes, place: int) -> tuple[int, int]:

@@ -1,19 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 from unittest import mock
 
 import pytest
 
-from pipeline.artifacts.oci.record import Kind
+from pipeline.artifacts.oci.record import Kind, WrittenLayer
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.errors import NotReproducible, StoreDamaged
 from pipeline.evidence.statements.rebuilt import compare_builds, rebuild_and_compare
 from pipeline.images.assemble import locked_layers as pinned
 from pipeline.images.assemble.image import Built, assemble_images
 from pipeline.images.assemble.layer import Entry, with_parents
-from pipeline.images.assemble.plan import LayerPlan
 from tests.makers import (
     build_in,
     file_in_image,
@@ -67,15 +68,15 @@ def test_a_rebuild_from_nothing_is_identical(world: World) -> None:
 def test_a_rebuild_that_differs_names_the_file(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = pinned.layer_entries
+    real = pinned.write_layer
 
-    def changed(store: Store, layer: LayerPlan, scratch: Path) -> list[Entry]:
+    def changed(entries: Iterable[Entry], out: BinaryIO) -> WrittenLayer:
         more = Entry("stray", Kind.FILE, 0o644, b"1")
-        return with_parents([*real(store, layer, scratch), more])
+        return real(with_parents([*entries, more]), out)
 
     empty = open_store(tmp_path / "empty")
     fetcher = folder_fetcher(empty, world.mirror)
-    monkeypatch.setattr(pinned, "layer_entries", changed)
+    monkeypatch.setattr(pinned, "write_layer", changed)
     with (
         mock.patch.object(pinned, "_workers", threads),
         pytest.raises(NotReproducible, match="/stray is only in the second build"),

@@ -126,9 +126,13 @@ def for_host(
         # torch only carries the tensors; anything else must be the image's own version
         if pin.name != "torch":
             raise
-        for version in nearest_versions(Version(pin.version), finder.versions(pin.name))[
-            :MOST_TRIED
-        ]:
+        # by how far they are in the list of published ones, the newer of two first
+        wanted = Version(pin.version)
+        ordered = sorted({*finder.versions(pin.name), wanted})
+        place = ordered.index(wanted)
+        near = sorted(ordered, key=lambda v: (abs(ordered.index(v) - place), v < wanted))
+        released = [v for v in near if v != wanted and not v.is_prerelease]
+        for version in released[:MOST_TRIED]:
             with suppress(ResolveFailed):
                 wheel = finder.find(pin.name, str(version), python, host)
                 break
@@ -139,14 +143,6 @@ def for_host(
         )
     write_bytes(path, wheel.model_dump_json().encode())
     return wheel
-
-
-def nearest_versions(wanted: Version, offered: Sequence[Version]) -> list[Version]:
-    """Sorts versions by how far they are in the list of published ones, the newer of two first."""
-    ordered = sorted({*offered, wanted})
-    place = ordered.index(wanted)
-    by_distance = sorted(ordered, key=lambda v: (abs(ordered.index(v) - place), v < wanted))
-    return [v for v in by_distance if v != wanted and not v.is_prerelease]
 
 
 @dataclass(frozen=True)
