@@ -6,7 +6,7 @@ import csv
 import io
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -216,7 +216,17 @@ def new_patch(files: Installed, data: bytes, name: str, of: str = "") -> NewPatc
 
     `of` names the only file of a diff, or the file that was copied.
     """
-    parts = list(_parts(data.decode(errors="replace")))
+    text, begins, after_git = data.decode(errors="replace"), list[re.Match[str]](), False
+    for match in _BEGINS.finditer(text):
+        # after git's own line, the two names are of the same file
+        if match["git"] or not after_git:
+            begins.append(match)
+        after_git = bool(match["git"])
+    parts = []  # each file of the diff by its path, with the lines about it
+    for begin, end in zip(begins, [*(m.start() for m in begins[1:]), len(text)], strict=False):
+        old = (begin["old"] or "").strip()
+        bare = old[2:] if old.startswith(("a/", "b/")) else old
+        parts.append((begin["git"] or bare, text[begin.start() : end]))
     if of and len(parts) > 1:
         raise PatchConflict(f"{name}: changes {len(parts)} files", "Leave --of out.")
     if len(parts) > _MOST_FILES:
@@ -257,21 +267,5 @@ def new_patch(files: Installed, data: bytes, name: str, of: str = "") -> NewPatc
         image, base = files.plan.spec.name, posixpath.basename(left_out[0])
         hint = f"Give the path as it is installed: `sm120 image files {image} '*{base}'` finds it."
         raise PatchConflict(f"{name}: no wheel of the image has {listed}", hint)
-    text, entries = "".join(x for x, _ in made.values()), tuple(x for _, x in made.values())
-    return NewPatch(text, entries, applies_to, tuple(left_out))
-
-
-def _parts(text: str) -> Iterator[tuple[str, str]]:
-    """Each file of a diff by its path, with the lines about it."""
-    begins: list[re.Match[str]] = []
-    after_git = False
-    for match in _BEGINS.finditer(text):
-        # after git's own line, the two names are of the same file
-        if match["git"] or not after_git:
-            begins.append(match)
-        after_git = bool(match["git"])
-    ends = [*(m.start() for m in begins[1:]), len(text)]
-    for begin, end in zip(begins, ends, strict=False):
-        old = (begin["old"] or "").strip()
-        bare = old[2:] if old.startswith(("a/", "b/")) else old
-        yield begin["git"] or bare, text[begin.start() : end]
+    whole, entries = "".join(x for x, _ in made.values()), tuple(x for _, x in made.values())
+    return NewPatch(whole, entries, applies_to, tuple(left_out))

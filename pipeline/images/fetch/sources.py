@@ -58,7 +58,20 @@ def debian_mirror(root: Path = Path("/")) -> DebianMirror:
     apt, main, security = root / "etc/apt", list[str](), list[str]()
     # apt's own order, and only the names that apt reads: an editor leaves debian.list.save behind
     paths = [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]
-    for uri, suites, components, key in (source for p in paths for source in _apt_sources(p)):
+    sources: list[tuple[str, list[str], list[str], str]] = []
+    for path, text in ((path, _text(path)) for path in paths):
+        for line in text.splitlines() if path.suffix == ".list" else ():
+            if match := _ONE_LINE.fullmatch(line.partition("#")[0].strip()):
+                suite, *components = match["rest"].split()
+                found = re.search(r"signed-by=(\S+)", match["options"] or "", re.IGNORECASE)
+                sources.append((match["uri"], [suite], components, found[1] if found else ""))
+        with suppress(IndexBroken):  # a file that apt itself could not read counts as empty
+            for stanza in read_stanzas(text, _FIELDS) if path.suffix == ".sources" else ():
+                lists = [stanza.get(x, "").split() for x in _FIELDS[:4]]
+                if "deb" in lists[0] and stanza.get("Enabled", "yes").lower() not in _NO:
+                    key = stanza.get("Signed-By", "")
+                    sources += [(uri, lists[2], lists[3], key) for uri in lists[1]]
+    for uri, suites, components, key in sources:
         # Vendors name their suites like Debian's. A wrong guess costs a failed lookup, never a
         # wrong package: signatures decide that.
         is_debian = "debian" in uri.lower() or any(s.endswith("-security") for s in suites)
@@ -96,22 +109,6 @@ def debian_mirror(root: Path = Path("/")) -> DebianMirror:
         f"no Debian mirror in {apt}",
         "Set SM120_DEBIAN_MIRROR to the base address of one, the part before /dists/.",
     )
-
-
-def _apt_sources(path: Path) -> Iterator[tuple[str, list[str], list[str], str]]:
-    """Address, suites, components and key of each source in a file of apt's, in either format."""
-    text = _text(path)
-    for line in text.splitlines() if path.suffix == ".list" else ():
-        if match := _ONE_LINE.fullmatch(line.partition("#")[0].strip()):
-            suite, *components = match["rest"].split()
-            key = re.search(r"signed-by=(\S+)", match["options"] or "", re.IGNORECASE)
-            yield match["uri"], [suite], components, key[1] if key else ""
-    with suppress(IndexBroken):  # a file that apt itself could not read counts as empty
-        for stanza in read_stanzas(text, _FIELDS) if path.suffix == ".sources" else ():
-            lists = [stanza.get(x, "").split() for x in ("Types", "URIs", "Suites", "Components")]
-            if "deb" in lists[0] and stanza.get("Enabled", "yes").lower() not in _NO:
-                for uri in lists[1]:
-                    yield uri, lists[2], lists[3], stanza.get("Signed-By", "")
 
 
 def _bases(uris: Iterable[str]) -> tuple[str, ...]:

@@ -301,12 +301,6 @@ def find_by_traceback(gates: Mapping[str, Gates], traceback: Traceback) -> list[
     return [found for number, found in ranked if number == most]
 
 
-def why_not_judged(gates: Mapping[str, Gates], name: str) -> list[str]:
-    """Lists the reasons that images give for having no case for a kernel."""
-    known = (item for each in gates.values() for item in each.setup.not_judged.items())
-    return [reason for pattern, reason in known if fnmatchcase(name, pattern)]
-
-
 def _cases(gates: Mapping[str, Gates]) -> Iterator[tuple[str, str, CaseSpec]]:
     for image, each in gates.items():
         for name, gate in sorted(each.gates.items()):
