@@ -151,7 +151,8 @@ class Sources:
         for folder in folders:
             # as `sm120 image collect` and `pip download` write them, in a folder a project, by hash
             by_hash = (folder / pin.sha256, folder / "sha256" / pin.sha256)
-            yield filter(Path.is_file, (folder / pin.file, folder / pin.name / pin.file, *by_hash))
+            paths = (folder / pin.file, folder / pin.name / pin.file, *by_hash)
+            yield (path for path in paths if path.is_file())
         if offline:
             return
         # an extra mirror holds files by name, or by sha256/<hex>

@@ -14,7 +14,7 @@ from pipeline.core.errors import NotReproducible, StoreDamaged
 from pipeline.evidence.statements.rebuilt import compare_builds, rebuild_and_compare
 from pipeline.images.assemble import locked_layers as pinned
 from pipeline.images.assemble.image import Built, assemble_images
-from pipeline.images.assemble.layer import Entry, with_parents
+from pipeline.images.assemble.layer import Entry, with_parents, write_layer
 from tests.makers import (
     build_in,
     file_in_image,
@@ -68,11 +68,9 @@ def test_a_rebuild_from_nothing_is_identical(world: World) -> None:
 def test_a_rebuild_that_differs_names_the_file(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = pinned.write_layer
-
     def changed(entries: Iterable[Entry], out: BinaryIO) -> WrittenLayer:
         more = Entry("stray", Kind.FILE, 0o644, b"1")
-        return real(with_parents([*entries, more]), out)
+        return write_layer(with_parents([*entries, more]), out)
 
     empty = open_store(tmp_path / "empty")
     fetcher = folder_fetcher(empty, world.mirror)

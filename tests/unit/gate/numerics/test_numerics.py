@@ -34,9 +34,11 @@ def answer(*found: dict[str, Any], ended: str = "called", **changes: Any) -> Wor
     return WorkerAnswer.model_validate({**report, **changes})
 
 
-def results(*answers: WorkerAnswer, of: KernelCase | None = None) -> NumericsResults:
+def results(
+    *answers: WorkerAnswer, of: KernelCase | None = None, cached: bool = False
+) -> NumericsResults:
     asked = of or case()
-    known = [(asked, each, False) for each in answers]
+    known = [(asked, each, cached) for each in answers]
     with mock.patch.object(numerics, "answered", return_value=known):
         return check_numbers(cast(GateTarget, None), [asked] * len(answers))
 
