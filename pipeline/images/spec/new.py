@@ -90,8 +90,7 @@ def add_to_series(checkout: Checkout, spec: ImageSpec, patch: PatchSpec, text: s
     if spec.patches is None:
         path = folder / "image.yaml"
         # one more field at its end; every other byte stays
-        image = path.read_bytes().decode()
-        root = yaml.compose(image, Loader=yaml.SafeLoader)
+        root = yaml.compose(image := path.read_bytes().decode(), Loader=yaml.SafeLoader)
         if root.flow_style:
             end = root.end_mark.index - 1
             image = f'{image[:end]}, "patches": {json.dumps(SERIES)}{image[end:]}'
