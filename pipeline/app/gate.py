@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from pipeline.app.image_statements import state_gates, state_runs
@@ -341,8 +342,10 @@ def find_cases(
     if not missing:
         return cases, None
     message = f"{', '.join(missing)}: no case of {', '.join(gates) or 'this checkout'} judges it"
+    # the reasons that images give for having no case for a kernel
+    known = [item for each in gates.values() for item in each.setup.not_judged.items()]
     for name in missing:
-        if reasons := tracebacks.why_not_judged(gates, name):
+        if reasons := [reason for pattern, reason in known if fnmatchcase(name, pattern)]:
             hint = "`not_judged` in the image's gates/engine.yaml says so."
             return cases, errors.CaseNotFound(f"{message}. {reasons[0]}", hint)
     return cases, errors.CaseNotFound(message)

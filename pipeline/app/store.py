@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.store import upkeep
-from pipeline.artifacts.store.upkeep import StoreSection, sections
+from pipeline.artifacts.store.upkeep import StoreSection, sections, tree_sections
 from pipeline.core import log
 from pipeline.images.gate import upkeep as gate_upkeep
 from pipeline.images.source.objects import source_leftovers, source_sections
@@ -26,8 +26,8 @@ class Trimmed(NamedTuple):
 def sections_of(workspace: Workspace) -> tuple[Path, list[StoreSection]]:
     """Where the store is, and how much each part of it holds."""
     store = workspace.store_to_read()
-    parts = [*sections(store), *source_sections(store), *gate_upkeep.gate_sections(store)]
-    return store.root, parts
+    gates = tree_sections(store, gate_upkeep.GATE_PARTS)
+    return store.root, [*sections(store), *source_sections(store), *gates]
 
 
 def check_store(workspace: Workspace, *, repair: bool = False) -> list[Path]:

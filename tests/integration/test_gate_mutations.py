@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,19 +20,22 @@ import pytest
 from pipeline.artifacts.binary.fatbin import CUBIN
 from pipeline.artifacts.store.store import open_store
 from pipeline.core import log
+from pipeline.images.assemble import patch
 from pipeline.images.assemble.plan import plan_image
 from pipeline.images.gate.arch import ObjectVerdict, read_binary_facts
 from pipeline.images.gate.arch import judge_object as judge_object
 from pipeline.images.gate.numerics import check_numbers, numeric_cases
 from pipeline.images.gate.patches import decide, with_numbers
 from pipeline.images.gate.smem.cases import KernelCase
-from pipeline.images.gate.smem.engine import EngineTree, with_files
+from pipeline.images.gate.smem.engine import EngineTree, patched
 from pipeline.images.gate.smem.image_gate import ImageGate, find_case, open_gate
 from pipeline.images.gate.smem.limits import card_for
 from pipeline.images.gate.smem.run import judge_cases
+from pipeline.images.spec.image import PatchSpec
 from tests.gpu.collect import gate_context
 from tests.integration.built import ROOT
 from tests.integration.mutants import EXTEND, MLA, MUTANTS, Mutant
+from tests.makers import patch_spec
 from tests.unit.binary.arch_files import DATA, container, entry, host_object, opener
 
 CARD = card_for("sm_120")
@@ -74,7 +78,10 @@ def changed(
     result = text.count(old)
     assert result == 1, f"{old!r} is found {result} times in {file}, not once"
     own = f"{text.replace(old, new)}\n# {uuid.uuid4()}\n".encode()
-    made = with_files(tree, {file: own}, gate.context)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "own.patch").write_text(patch.unified(file, text.encode(), own))
+        spec = PatchSpec.model_validate(patch_spec(file="own.patch", files=[{"path": file}]))
+        made = patched(tree, [spec], Path(folder), gate.context)
     try:
         yield made
     finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.core.errors import PipelineError
-from pipeline.images.fetch.sources import find_mirror
+from pipeline.images.fetch.sources import debian_mirror
 from tests.testbed.packages import CannotHave
 from tests.testbed.programs import run_program
 
@@ -32,7 +32,7 @@ def trixie_program(folder: Path, name: str) -> Path:
 def apt_options(folder: Path) -> list[str]:
     """Lists and sources of apt-get's own, from the mirror that this machine uses."""
     try:
-        mirror = find_mirror().main[0]
+        mirror = debian_mirror().main[0]
     except PipelineError as error:
         raise CannotHave(f"No Debian mirror is configured here: {error}") from error
     for name in ("etc", "lists/partial", "cache/archives/partial"):

@@ -12,7 +12,8 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -162,7 +163,10 @@ DIFFS: dict[str, str] = {
 @pytest.mark.parametrize("name", DIFFS)
 def test_diffs(name: str) -> None:
     began = time.monotonic()
-    list(patch_series._parts(DIFFS[name]))
+    files = SimpleNamespace(
+        find=lambda path: None, plan=SimpleNamespace(spec=SimpleNamespace(name="tiny"))
+    )
+    assert ending(lambda: patch_series.new_patch(cast(Any, files), DIFFS[name].encode(), "x"))
     error = ending(
         lambda: [
             patch.apply(change, b"a\n", "x.patch") for change in patch.parse(DIFFS[name], "x.patch")

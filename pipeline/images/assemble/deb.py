@@ -65,7 +65,29 @@ def unpack_deb(deb: Path, scratch: Path, *, limit_bytes: int = MAX_DATA_BYTES) -
             # deb(5): a higher minor version is to be read all the same
             if not archive.read(min(version.size_bytes, 16)).startswith(b"2."):
                 raise CorruptArchive("not a .deb of format 2")
-            control_fields, control_text = _read_control(archive, control)
+            control_tar = io.BytesIO(b"".join(_inflate(archive, control, MAX_CONTROL_BYTES)))
+            # maintainer scripts lie beside the control file, and are never run
+            listed = {entry.path: entry for entry in _entries(control_tar, "")}
+            if "control" not in listed:
+                raise CorruptArchive("it has no control file")
+            content, text = listed["control"].content, ""
+            try:
+                if isinstance(content, Slice):
+                    control_tar.seek(content.offset)
+                    text = control_tar.read(content.size_bytes).decode()
+                fields = read_stanza(text)
+            except UnicodeDecodeError as error:
+                raise CorruptArchive("control is not UTF-8") from error
+            except IndexBroken as error:
+                raise CorruptArchive(f"control file: {error}") from error
+            # dpkg names files after the package, so its name may be nothing but a name
+            name = fields.get("Package", "")
+            if not name:
+                raise CorruptArchive("its control file names no package")
+            if not _PACKAGE.fullmatch(name):
+                raise HostileArchive(f"its control file names the package {name[:100]!r}")
+            if any(field.lower() == "status" for field in fields):
+                raise HostileArchive("its control file has a Status field, which only dpkg may set")
             # stays whole: writing the layer reads files from it
             with data_tar.open("wb") as out:
                 out.writelines(_inflate(archive, data, limit_bytes))
@@ -86,7 +108,7 @@ def unpack_deb(deb: Path, scratch: Path, *, limit_bytes: int = MAX_DATA_BYTES) -
             if entry.kind is Kind.HARDLINK and kinds.get(entry.target) is not Kind.FILE:
                 message = f"{entry.path} is a hard link to {entry.target}, no file in here"
                 raise HostileArchive(message)
-        return DebContents(control_fields, control_text, entries)
+        return DebContents(fields, text, entries)
     except (CorruptArchive, HostileArchive) as error:
         raise type(error)(f"{deb.name}: {error}") from error
 
@@ -115,33 +137,6 @@ def _members(archive: BinaryIO) -> list[_Member]:
     if [m.name.split(".")[0] for m in members] != ["debian-binary", "control", "data"]:
         raise CorruptArchive(f"not a .deb: it holds {[m.name for m in members]}")
     return members
-
-
-def _read_control(archive: BinaryIO, member: _Member) -> tuple[dict[str, str], str]:
-    tar = io.BytesIO(b"".join(_inflate(archive, member, MAX_CONTROL_BYTES)))
-    # maintainer scripts lie beside the control file, and are never run
-    entries = {entry.path: entry for entry in _entries(tar, "")}
-    if "control" not in entries:
-        raise CorruptArchive("it has no control file")
-    content, text = entries["control"].content, ""
-    try:
-        if isinstance(content, Slice):
-            tar.seek(content.offset)
-            text = tar.read(content.size_bytes).decode()
-        fields = read_stanza(text)
-    except UnicodeDecodeError as error:
-        raise CorruptArchive("control is not UTF-8") from error
-    except IndexBroken as error:
-        raise CorruptArchive(f"control file: {error}") from error
-    # dpkg names files after the package, so its name may be nothing but a name
-    name = fields.get("Package", "")
-    if not name:
-        raise CorruptArchive("its control file names no package")
-    if not _PACKAGE.fullmatch(name):
-        raise HostileArchive(f"its control file names the package {name[:100]!r}")
-    if any(field.lower() == "status" for field in fields):
-        raise HostileArchive("its control file has a Status field, which only dpkg may set")
-    return fields, text
 
 
 def _inflate(archive: BinaryIO, member: _Member, limit_bytes: int) -> Iterator[bytes]:

@@ -12,6 +12,7 @@ import re
 import struct
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain, pairwise
 from typing import cast
 
 import deflate
@@ -113,7 +114,9 @@ def inflate(chunks: Iterator[bytes], size_bytes: int, name: str) -> Iterator[byt
     """Inflates one raw stream; it must end exactly where its input and its stated size end."""
     engine = isal_zlib.decompressobj(-15)
     remaining = size_bytes
-    for chunk in _guarded(chunks):
+    for chunk, following in pairwise(chain([b""], filter(None, chunks), [b""])):
+        # the guard comes in one piece with the last chunk
+        chunk += b"" if following else _GUARD
         while chunk:
             if engine.eof:
                 raise CorruptArchive(f"{name}: bytes after the end of its deflate stream")
@@ -131,12 +134,3 @@ def inflate(chunks: Iterator[bytes], size_bytes: int, name: str) -> Iterator[byt
             chunk = b"" if engine.eof else engine.unconsumed_tail
     if not engine.eof or remaining or engine.unused_data != _GUARD:
         raise CorruptArchive(f"{name}: does not inflate to the {size_bytes} bytes it states")
-
-
-def _guarded(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The chunks, the last one with the guard after it."""
-    last = b""
-    for chunk in filter(None, chunks):
-        yield last
-        last = chunk
-    yield last + _GUARD

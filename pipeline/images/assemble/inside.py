@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import posixpath
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -100,12 +100,34 @@ def locate(rows: Mapping[str, FileRow], built: Built, path: str) -> tuple[str, l
     for name, links in tried:
         if name in rows:
             return name, links
-    wanted = [name for name, _ in tried]
-    near = [f"/{name}" for name in nearest_paths(rows, wanted)]
-    folder = next((f"/{each}" for each in parents(wanted[0]) if each in rows), "/")
+    children: defaultdict[str, list[str]] = defaultdict(list)
+    for each in rows:
+        folder, _, name = each.rpartition("/")
+        children[folder].append(name)
+    near = []
+    for wanted, _ in tried:
+        # replaces each part that is missing by one like it
+        reached = ""
+        for part in wanted.split("/"):
+            names = children.get(reached, [])
+            like = [part] if part in names else difflib.get_close_matches(part, names, 1, _LIKENESS)
+            if not like:
+                break
+            reached = f"{reached}/{like[0]}" if reached else like[0]
+        else:
+            near.append(reached)
+    first = tried[0][0]
+    if not near:
+        # the same name elsewhere: those that share the longest end with it
+        parts = first.split("/")[::-1]
+        same = [each for each in rows if posixpath.basename(each) == parts[0]]
+        ends = {each: posixpath.commonprefix([each.split("/")[::-1], parts]) for each in same}
+        near = sorted(same, key=lambda p: (-len(ends[p]), len(p), p))
+    folder = next((f"/{each}" for each in parents(first) if each in rows), "/")
     lists = f"`{_listing(built, folder)}` lists that folder."
-    hint = f"The nearest: {', '.join(near)}. {lists}" if near else f"Give its whole path. {lists}"
-    raise UnknownFile(f"/{wanted[0]}: no such file in {built.name}", hint)
+    shown = ", ".join(f"/{name}" for name in near[:_MOST_NEAREST])
+    hint = f"The nearest: {shown}. {lists}" if near else f"Give its whole path. {lists}"
+    raise UnknownFile(f"/{first}: no such file in {built.name}", hint)
 
 
 def _listing(built: Built, folder: str) -> str:
@@ -113,30 +135,3 @@ def _listing(built: Built, folder: str) -> str:
     several = len(built.plan.spec.platforms) > 1
     command = f"sm120 image files {built.name} {folder}"
     return f"{command} --platform {built.platform}" if several else command
-
-
-def nearest_paths(paths: Collection[str], wanted: Sequence[str]) -> list[str]:
-    """The paths that were most likely meant: a slip corrected, or the same name elsewhere."""
-    children: defaultdict[str, list[str]] = defaultdict(list)
-    for path in paths:
-        folder, _, name = path.rpartition("/")
-        children[folder].append(name)
-    corrected = []
-    for path in wanted:
-        # replaces each part that is missing by one like it
-        reached = ""
-        for part in path.split("/"):
-            names = children.get(reached, [])
-            like = [part] if part in names else difflib.get_close_matches(part, names, 1, _LIKENESS)
-            if not like:
-                break
-            reached = f"{reached}/{like[0]}" if reached else like[0]
-        else:
-            corrected.append(reached)
-    if corrected:
-        return corrected[:_MOST_NEAREST]
-    parts = wanted[0].split("/")
-    same = [path for path in paths if posixpath.basename(path) == parts[-1]]
-    # those that share the longest end with it
-    ends = {path: posixpath.commonprefix([path.split("/")[::-1], parts[::-1]]) for path in same}
-    return sorted(same, key=lambda p: (-len(ends[p]), len(p), p))[:_MOST_NEAREST]

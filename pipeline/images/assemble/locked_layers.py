@@ -20,7 +20,7 @@ from pipeline.artifacts.store.store import Store
 from pipeline.core import log
 from pipeline.core.errors import Interrupted
 from pipeline.core.files import os_errors_explained
-from pipeline.images.assemble.layer import Entry, with_parents, write_layer
+from pipeline.images.assemble.layer import with_parents, write_layer
 from pipeline.images.assemble.plan import BIG_WHEEL_BYTES, LayerKind, LayerPlan, Work
 from pipeline.images.assemble.rootfs import assemble_overlay, assemble_rootfs
 from pipeline.images.assemble.venv import merge_wheels, wheel_entries
@@ -114,30 +114,28 @@ def make_layer(store_root: Path, layer: LayerPlan, slot: int) -> LayerRecord:
         if known := store.layer(layer.key):
             return known
         with store.scratch() as scratch, store.new_blob() as blob:
-            entries = layer_entries(store, layer, scratch)
+            if layer.kind is LayerKind.WHEELS:
+                groups = []
+                for pin in layer.pins:
+                    wheel = open_wheel(store.input_path(pin.sha256), pin.file)
+                    untrue = pin.name in layer.rewrite_record
+                    groups.append(wheel_entries(wheel, layer.venv, rewrite_record=untrue))
+                entries = with_parents(merge_wheels(groups, layer.prefer))
+            else:
+                # under their own file names, so that errors name them
+                debs = [scratch / pin.file for pin in layer.pins]
+                for link, pin in zip(debs, layer.pins, strict=True):
+                    link.symlink_to(store.input_path(pin.sha256).resolve())
+                architecture, users = layer.architecture, layer.accounts
+                if layer.kind is LayerKind.DEBS:
+                    entries = assemble_overlay(debs, scratch, architecture=architecture)
+                else:
+                    entries = assemble_rootfs(debs, scratch, users=users, architecture=architecture)
             counts = _worker["counts"]
             with os_errors_explained(blob.path), CountedFile(blob.path, counts, slot) as out:
                 written = write_layer(entries, out)
             blob.keep(written.record.digest)
         return store.keep_layer(layer.key, written)
-
-
-def layer_entries(store: Store, layer: LayerPlan, scratch: Path) -> list[Entry]:
-    """What goes into a layer, sorted, with its parent folders."""
-    if layer.kind is LayerKind.WHEELS:
-        groups = []
-        for pin in layer.pins:
-            wheel = open_wheel(store.input_path(pin.sha256), pin.file)
-            untrue = pin.name in layer.rewrite_record
-            groups.append(wheel_entries(wheel, layer.venv, rewrite_record=untrue))
-        return with_parents(merge_wheels(groups, layer.prefer))
-    # under their own file names, so that errors name them
-    debs = [scratch / pin.file for pin in layer.pins]
-    for link, pin in zip(debs, layer.pins, strict=True):
-        link.symlink_to(store.input_path(pin.sha256).resolve())
-    if layer.kind is LayerKind.DEBS:
-        return assemble_overlay(debs, scratch, architecture=layer.architecture)
-    return assemble_rootfs(debs, scratch, users=layer.accounts, architecture=layer.architecture)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import csv
 import io
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -56,7 +56,7 @@ def patched_entries(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> Pat
     places: dict[str, tuple[LayerRecord, FileRow]] = {}
     originals: dict[str, bytes] = {}
     current: dict[str, bytes] = {}
-    site = plan.venv.site
+    site, series = plan.venv.site, checkout.folder(plan.spec.name) / (plan.spec.patches or "")
     for spec in checkout.series(plan.spec).patches:
         try:
             wanted = Requirement(spec.applies_to)
@@ -70,13 +70,29 @@ def patched_entries(checkout: Checkout, plan: ImagePlan, tree: WheelTree) -> Pat
                 f"{spec.file}: is for {spec.applies_to}, the lock has {got}",
                 "Redo it for the locked version, and name that under `applies_to` in series.yaml.",
             )
-        for promised in spec.files:
-            path = f"{site}/{promised.path}"
+        promised = {f.path: f for f in spec.files}
+        for name in promised:
+            path = f"{site}/{name}"
             # a second patch of the same file starts from the result of the first one
             if path not in originals:
                 places[path] = _require_file(tree, path, spec)
                 current[path] = originals[path] = tree.read(*places[path])
-        _apply(checkout, plan, spec, current)
+        changes = patch.read_listed_patch(series.parent, spec.file, series.name)
+        for name in sorted(promised.keys() - {change.path for change in changes}):
+            message = f"{spec.file}: series.yaml lists {name}, which it does not change"
+            hint = "Under `files`, list what the patch changes and nothing else."
+            raise PatchConflict(message, hint)
+        for change in changes:
+            want, path = promised.get(change.path), f"{site}/{change.path}"
+            if want is None:
+                message = f"{spec.file}: changes {change.path}, which series.yaml does not list"
+                hint = (
+                    "List its `path` under `files`; `sm120 build IMAGE --accept` adds the hashes."
+                )
+                raise PatchConflict(message, hint)
+            current[path] = patch.apply_promised(
+                change, current[path], want, spec.file, "series.yaml", _HINTS
+            )
     # patches that undo each other leave nothing to ship
     changed = {path: data for path, data in current.items() if data != originals[path]}
     entries = []
@@ -114,25 +130,6 @@ def _require_file(tree: WheelTree, path: str, spec: PatchSpec) -> tuple[LayerRec
     if place is None:
         raise PatchConflict(f"{spec.file}: /{path} is in no wheel of this image")
     return place
-
-
-def _apply(checkout: Checkout, plan: ImagePlan, spec: PatchSpec, current: dict[str, bytes]) -> None:
-    """Applies one patch in place; files and hashes must be those that series.yaml lists."""
-    series = checkout.folder(plan.spec.name) / (plan.spec.patches or "")
-    changes = patch.read_listed_patch(series.parent, spec.file, series.name)
-    promised = {f.path: f for f in spec.files}
-    for path in sorted(promised.keys() - {change.path for change in changes}):
-        message = f"{spec.file}: series.yaml lists {path}, which it does not change"
-        raise PatchConflict(message, "Under `files`, list what the patch changes and nothing else.")
-    for change in changes:
-        want, path = promised.get(change.path), f"{plan.venv.site}/{change.path}"
-        if want is None:
-            message = f"{spec.file}: changes {change.path}, which series.yaml does not list"
-            hint = "List its `path` under `files`; `sm120 build IMAGE --accept` adds the hashes."
-            raise PatchConflict(message, hint)
-        current[path] = patch.apply_promised(
-            change, current[path], want, spec.file, "series.yaml", _HINTS
-        )
 
 
 def corrected(record: str, changed: dict[str, bytes]) -> str:
@@ -219,7 +216,17 @@ def new_patch(files: Installed, data: bytes, name: str, of: str = "") -> NewPatc
 
     `of` names the only file of a diff, or the file that was copied.
     """
-    parts = list(_parts(data.decode(errors="replace")))
+    text, begins, after_git = data.decode(errors="replace"), list[re.Match[str]](), False
+    for match in _BEGINS.finditer(text):
+        # after git's own line, the two names are of the same file
+        if match["git"] or not after_git:
+            begins.append(match)
+        after_git = bool(match["git"])
+    parts = []  # each file of the diff by its path, with the lines about it
+    for begin, end in zip(begins, [*(m.start() for m in begins[1:]), len(text)], strict=False):
+        old = (begin["old"] or "").strip()
+        bare = old[2:] if old.startswith(("a/", "b/")) else old
+        parts.append((begin["git"] or bare, text[begin.start() : end]))
     if of and len(parts) > 1:
         raise PatchConflict(f"{name}: changes {len(parts)} files", "Leave --of out.")
     if len(parts) > _MOST_FILES:
@@ -260,21 +267,5 @@ def new_patch(files: Installed, data: bytes, name: str, of: str = "") -> NewPatc
         image, base = files.plan.spec.name, posixpath.basename(left_out[0])
         hint = f"Give the path as it is installed: `sm120 image files {image} '*{base}'` finds it."
         raise PatchConflict(f"{name}: no wheel of the image has {listed}", hint)
-    text, entries = "".join(x for x, _ in made.values()), tuple(x for _, x in made.values())
-    return NewPatch(text, entries, applies_to, tuple(left_out))
-
-
-def _parts(text: str) -> Iterator[tuple[str, str]]:
-    """Each file of a diff by its path, with the lines about it."""
-    begins: list[re.Match[str]] = []
-    after_git = False
-    for match in _BEGINS.finditer(text):
-        # after git's own line, the two names are of the same file
-        if match["git"] or not after_git:
-            begins.append(match)
-        after_git = bool(match["git"])
-    ends = [*(m.start() for m in begins[1:]), len(text)]
-    for begin, end in zip(begins, ends, strict=False):
-        old = (begin["old"] or "").strip()
-        bare = old[2:] if old.startswith(("a/", "b/")) else old
-        yield begin["git"] or bare, text[begin.start() : end]
+    whole, entries = "".join(x for x, _ in made.values()), tuple(x for _, x in made.values())
+    return NewPatch(whole, entries, applies_to, tuple(left_out))

@@ -77,7 +77,28 @@ def assemble_rootfs(
     for top in _ALWAYS_MERGED + tuple(m for m in _MERGED if tree.paths_below(f"usr/{m}")):
         tree.put(link_to(top, f"usr/{top}"))
         tree.ensure_directory(f"usr/{top}", 0o755)
-    _write_configuration(tree)
+    # from here on, what the packages' scripts would have written
+    for path, mode in _DIRECTORIES.items():
+        tree.ensure_directory(path, mode)
+    for path in sorted(_COPIES):
+        content = tree.read(_COPIES[path]) or _DEFAULTS.get(path)
+        # a file that a package ships itself is not overwritten
+        if path not in tree.entries and content is not None:
+            tree.put(_file(path, content))
+    names = [path for path in tree.paths_below(_CA_FOLDER) if path.endswith(".crt")]
+    # what update-ca-certificates would concatenate
+    certificates = [(tree.read(name) or b"").rstrip(b"\n") + b"\n" for name in names]
+    if certificates:
+        tree.put(_file(_CA_BUNDLE, b"".join(certificates)))
+    for path, targets in _LINKS:
+        known = tree.entries.get(path)
+        # an empty folder is no package's content, only the place of such a link
+        is_free = known is None or (known.kind is Kind.DIR and not tree.paths_below(path))
+        for target in targets if is_free else ():
+            leads_to = posixpath.normpath(posixpath.join("/", posixpath.dirname(path), target))
+            if leads_to.lstrip("/") in tree.entries:
+                tree.put(link_to(path, target))
+                break
     for user in users:
         tables = {name: tree.read(f"etc/{name}") or b"" for name in ("passwd", "group")}
         for what, table, number in (("user", "passwd", user.uid), ("group", "group", user.gid)):
@@ -231,31 +252,6 @@ def _content(entry: Entry) -> bytes | None:
             file.seek(entry.content.offset)
             return file.read(entry.content.size_bytes)
     return entry.content if isinstance(entry.content, bytes) else None
-
-
-def _write_configuration(tree: Tree) -> None:
-    """Writes what the packages' scripts would have written."""
-    for path, mode in _DIRECTORIES.items():
-        tree.ensure_directory(path, mode)
-    for path in sorted(_COPIES):
-        content = tree.read(_COPIES[path]) or _DEFAULTS.get(path)
-        # a file that a package ships itself is not overwritten
-        if path not in tree.entries and content is not None:
-            tree.put(_file(path, content))
-    names = [path for path in tree.paths_below(_CA_FOLDER) if path.endswith(".crt")]
-    # what update-ca-certificates would concatenate
-    certificates = [(tree.read(name) or b"").rstrip(b"\n") + b"\n" for name in names]
-    if certificates:
-        tree.put(_file(_CA_BUNDLE, b"".join(certificates)))
-    for path, targets in _LINKS:
-        known = tree.entries.get(path)
-        # an empty folder is no package's content, only the place of such a link
-        is_free = known is None or (known.kind is Kind.DIR and not tree.paths_below(path))
-        for target in targets if is_free else ():
-            leads_to = posixpath.normpath(posixpath.join("/", posixpath.dirname(path), target))
-            if leads_to.lstrip("/") in tree.entries:
-                tree.put(link_to(path, target))
-                break
 
 
 def status_stanza(control_text: str) -> str:

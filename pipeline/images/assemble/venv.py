@@ -106,8 +106,33 @@ def wheel_entries(wheel: Wheel, venv: Venv, *, rewrite_record: bool = False) -> 
         entries.append(entry)
         rows.append(_row(venv.record_path(entry.path), entry.sha256, entry.size_bytes))
     shipped = {entry.path for entry in entries}
-    installer = (f"{venv.site}/{wheel.dist_info}/INSTALLER", 0o644, INSTALLER)
-    for path, mode, data in [installer, *_console_scripts(wheel, venv)]:
+    made = [(f"{venv.site}/{wheel.dist_info}/INSTALLER", 0o644, INSTALLER)]
+    # no section of a wheel's is a default for the others
+    parser = configparser.ConfigParser(
+        delimiters=("=",), strict=False, interpolation=None, default_section="\0"
+    )
+    # names of commands may have capitals
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    if listed := wheel.members.get(f"{wheel.dist_info}/entry_points.txt"):
+        n_bytes = listed.content.size_bytes
+        if n_bytes > _MOST_ENTRY_POINT_BYTES:
+            raise HostileArchive(f"{wheel.filename}: {n_bytes} bytes of entry points are too many")
+        try:
+            parser.read_string(read_member(listed).decode())
+        except (configparser.Error, UnicodeDecodeError) as error:
+            raise CorruptArchive(f"{wheel.filename}: entry_points.txt is not readable") from error
+    sections = [name for name in ("console_scripts", "gui_scripts") if parser.has_section(name)]
+    points = [point for section in sections for point in parser.items(section)]
+    if len(points) > _MOST_SCRIPTS:
+        raise HostileArchive(f"{wheel.filename}: {len(points)} scripts are too many")
+    for name, value in points:
+        match = _ENTRY_POINT.match(value.strip())
+        if not match or not _SCRIPT_NAME.match(name) or name.startswith("."):
+            raise HostileArchive(f"{wheel.filename}: entry point {name!r} = {value!r} is not valid")
+        words = {"module": match[1], "call": match[2], "first": match[2].split(".")[0]}
+        text = _SCRIPT.format(python=f"/{venv.bin}/python", **words)
+        made.append((f"{venv.bin}/{name}", 0o755, text.encode()))
+    for path, mode, data in made:
         # a wheel may ship INSTALLER, or the script its entry point names
         if path not in shipped:
             shipped.add(path)
@@ -115,8 +140,8 @@ def wheel_entries(wheel: Wheel, venv: Venv, *, rewrite_record: bool = False) -> 
             rows.append(record_row(venv.record_path(path), data))
     # it cannot hold its own hash
     rows.append(f"{record_name},,\n")
-    text = "".join(sorted(rows)).encode()
-    entries.append(Entry(f"{venv.site}/{record_name}", Kind.FILE, 0o644, text))
+    record = "".join(sorted(rows)).encode()
+    entries.append(Entry(f"{venv.site}/{record_name}", Kind.FILE, 0o644, record))
     return [replace(entry, owner=wheel.project) for entry in entries]
 
 
@@ -151,40 +176,6 @@ def _placed(wheel: Wheel, member: Member, venv: Venv, promised: str) -> Entry:
             data = f"#!/{venv.bin}/python".encode() + newline + rest_of_it
             return Entry(path, Kind.FILE, mode, data, sha256=sha256(data).hexdigest())
     return Entry(path, Kind.FILE, mode, member.content, sha256=promised)
-
-
-def _console_scripts(wheel: Wheel, venv: Venv) -> list[tuple[str, int, bytes]]:
-    """Path, mode and text of each script that a wheel's entry points name."""
-    member = wheel.members.get(f"{wheel.dist_info}/entry_points.txt")
-    if member is None:
-        return []
-    n_bytes = member.content.size_bytes
-    if n_bytes > _MOST_ENTRY_POINT_BYTES:
-        raise HostileArchive(f"{wheel.filename}: {n_bytes} bytes of entry points are too many")
-    # no section of a wheel's is a default for the others
-    parser = configparser.ConfigParser(
-        delimiters=("=",), strict=False, interpolation=None, default_section="\0"
-    )
-    # names of commands may have capitals
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
-    try:
-        parser.read_string(read_member(member).decode())
-    except (configparser.Error, UnicodeDecodeError) as error:
-        raise CorruptArchive(f"{wheel.filename}: entry_points.txt is not readable") from error
-    sections = [name for name in ("console_scripts", "gui_scripts") if parser.has_section(name)]
-    points = [point for section in sections for point in parser.items(section)]
-    if len(points) > _MOST_SCRIPTS:
-        raise HostileArchive(f"{wheel.filename}: {len(points)} scripts are too many")
-    scripts = []
-    for name, value in points:
-        match = _ENTRY_POINT.match(value.strip())
-        if not match or not _SCRIPT_NAME.match(name) or name.startswith("."):
-            raise HostileArchive(f"{wheel.filename}: entry point {name!r} = {value!r} is not valid")
-        module, call, first = match[1], match[2], match[2].split(".")[0]
-        python = f"/{venv.bin}/python"
-        text = _SCRIPT.format(python=python, module=module, first=first, call=call)
-        scripts.append((f"{venv.bin}/{name}", 0o755, text.encode()))
-    return scripts
 
 
 def winner(path: str, owners: Sequence[str], prefer: Sequence[str]) -> str:

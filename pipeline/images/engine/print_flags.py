@@ -273,9 +273,19 @@ def program(folder: str, *command: str) -> Json:
             ends = [string[m.start() :].decode() for m in re.finditer(b"-", string)]
             names.update(end for end in ends if _NAME.fullmatch(end))
     known = {name: takes for name in sorted(names) if (takes := asked.takes(name))}
+    # the flags as the help lists them, each with its description
+    entries: list[tuple[str, str]] = []
+    for line in text.splitlines():
+        if re.match(r" {0,10}-", line):
+            # two spaces part the names from their description, but not "-t,    --threads"
+            heading, *words = re.split(r"(?<![, ]) {2,}", line.strip(), maxsplit=1)
+            entries.append((heading, " ".join(words)))
+        elif entries:
+            heading, about = entries[-1]
+            entries[-1] = (heading, f"{about} {line.strip()}")
     flags: dict[str, Json] = {}
     seen: set[str] = set()
-    for heading, about in (*_help_entries(text), *((name, "") for name in known)):
+    for heading, about in (*entries, *((name, "") for name in known)):
         spellings = [n for n in _names_in(heading) if n in known and n not in seen]
         # names that take another number of values mean something else, whatever the help says
         spellings = [n for n in spellings if known[n] == known[spellings[0]]]
@@ -324,29 +334,11 @@ def _names_in(text: str) -> list[str]:
     return list(dict.fromkeys(n.replace("_", "-") if n[:2] == "--" else n for n in found))
 
 
-def _help_entries(text: str) -> list[tuple[str, str]]:
-    """The flags of a help text as it lists them, each with its description."""
-    entries = []
-    for line in text.splitlines():
-        if re.match(r" {0,10}-", line):
-            # two spaces part the names from their description, but not "-t,    --threads"
-            heading, *about = re.split(r"(?<![, ]) {2,}", line.strip(), maxsplit=1)
-            entries.append((heading, " ".join(about)))
-        elif entries:
-            heading, description = entries[-1]
-            entries[-1] = (heading, f"{description} {line.strip()}")
-    return entries
-
-
 KINDS: dict[str, Callable[..., Json]] = {"vllm": vllm, "sglang": sglang}
 KINDS |= {"script": script, "program": program}
 
 
-def print_flags_main(kind: str, result: str, *arguments: str) -> None:
-    """Write the description of one parser."""
-    described = KINDS[kind](*arguments)
-    Path(result).write_text(json.dumps(described), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    print_flags_main(*sys.argv[1:])
+    # which kind of parser, the file for its description, and what that kind asks for
+    kind, result, *arguments = sys.argv[1:]
+    Path(result).write_text(json.dumps(KINDS[kind](*arguments)), encoding="utf-8")

@@ -180,8 +180,21 @@ def read_source_flags(checkout: Checkout, image: str, archive: Path) -> ParserFl
     tree = _engine_tree(plan_image(checkout, image, checkout.spec(image).platforms[0]))
     if tree is None or tree.source.name != "llama-cpp":
         raise SpecInvalid(f"{image}: does not compile llama.cpp", "Leave --archive out.")
+    pin, name = tree.lock.archive, f"{tree.source.archive.below}/{TABLE}"
+    if sha256_of_file(archive) != f"sha256:{pin.sha256}":
+        raise SpecInvalid(
+            f"{archive}: is not the archive that {tree.source.name} is locked to",
+            f"Name {pin.file} as the lock has it.",
+        )
+    with tarfile.open(archive) as opened:
+        member = opened.extractfile(name)
+        text = member.read(_MOST_BYTES).decode("utf-8", "replace") if member else ""
+    described = read_llama_flags(text)
+    # a table in another form would be an image without flags
+    if not described["flags"]:
+        raise ParserUnreadable(f"{archive}: {name} holds no table of flags", "")
     return as_parser_flags(
-        read_source(archive, tree),
+        {**described, "version": tree.source.upstream.commit[:8]},
         engine="llama-cpp",
         image=image,
         tree=tree.lock.tree,
@@ -246,25 +259,6 @@ def _read_result(name: str, code: int, path: Path, lines: Sequence[str]) -> dict
     except JsonInvalid as error:
         raise ParserUnreadable(f"{name}: what was read of its parser {error}") from error
     return described if isinstance(described, dict) else {}
-
-
-def read_source(archive: Path, tree: TreePlan) -> dict[str, Any]:
-    """The flags in the archive that the source is locked to."""
-    pin = tree.lock.archive
-    if sha256_of_file(archive) != f"sha256:{pin.sha256}":
-        raise SpecInvalid(
-            f"{archive}: is not the archive that {tree.source.name} is locked to",
-            f"Name {pin.file} as the lock has it.",
-        )
-    name = f"{tree.source.archive.below}/{TABLE}"
-    with tarfile.open(archive) as opened:
-        member = opened.extractfile(name)
-        text = member.read(_MOST_BYTES).decode("utf-8", "replace") if member else ""
-    described = read_llama_flags(text)
-    # a table in another form would be an image without flags
-    if not described["flags"]:
-        raise ParserUnreadable(f"{archive}: {name} holds no table of flags", "")
-    return {**described, "version": tree.source.upstream.commit[:8]}
 
 
 def read_llama_flags(text: str) -> dict[str, Any]:

@@ -83,12 +83,36 @@ class Bases:
         if n_layers > MOST_LAYERS:
             message = f"{base}: {n_layers} layers, at most {MOST_LAYERS} can be mounted"
             raise errors.BaseUnusable(message)
+        layers = []
+        for layer, diff_id in zip(manifest.layers, diff_ids, strict=True):
+            media_type, size, kind = (
+                _LAYERS.get(layer.media_type),
+                layer.size_bytes,
+                layer.media_type,
+            )
+            what = f"{base}: the layer {layer.digest} is a {without_controls(kind)}"
+            # only gzip and plain tar are read; others cannot be checked
+            if media_type is not None and size:
+                pin = LayerPin(
+                    digest=layer.digest, diff_id=diff_id, size_bytes=size, media_type=media_type
+                )
+                layers.append(pin)
+            elif "foreign" in kind or "nondistributable" in kind:
+                raise errors.BaseUnusable(f"{what}, which registries may not distribute")
+            elif kind.endswith("zstd"):
+                raise errors.BaseUnusable(
+                    f"{what}; zstd is not supported, and Docker before 23 cannot run it",
+                    "Copy the image with gzip layers (skopeo copy --dest-compress-format gzip …)"
+                    " and name the copy's digest.",
+                )
+            else:
+                raise errors.BaseUnusable(f"{what} of {size} bytes, which is not supported")
         return BasePin(
             repository=base.repository,
             index=_pin(root.descriptor) if root.kind == "index" else None,
             manifest=_pin(manifest.descriptor),
             config=_pin(config),
-            layers=[_pin_layer(base, *x) for x in zip(manifest.layers, diff_ids, strict=True)],
+            layers=layers,
         )
 
     def bring(self, pin: BasePin) -> None:
@@ -200,22 +224,3 @@ class Bases:
 
 def _pin(blob: oci.Descriptor) -> BlobPin:
     return BlobPin(digest=blob.digest, size_bytes=blob.size_bytes)
-
-
-def _pin_layer(base: ForeignBase, layer: oci.Descriptor, diff_id: str) -> LayerPin:
-    """A layer of a kind that is read: only gzip and plain tar; others cannot be checked."""
-    media_type, size, kind = _LAYERS.get(layer.media_type), layer.size_bytes, layer.media_type
-    what = f"{base}: the layer {layer.digest} is a {without_controls(kind)}"
-    if media_type is not None and size:
-        return LayerPin(
-            digest=layer.digest, diff_id=diff_id, size_bytes=size, media_type=media_type
-        )
-    if "foreign" in kind or "nondistributable" in kind:
-        raise errors.BaseUnusable(f"{what}, which registries may not distribute")
-    if kind.endswith("zstd"):
-        raise errors.BaseUnusable(
-            f"{what}; zstd is not supported, and Docker before 23 cannot run it",
-            "Copy the image with gzip layers (skopeo copy --dest-compress-format gzip …)"
-            " and name the copy's digest.",
-        )
-    raise errors.BaseUnusable(f"{what} of {size} bytes, which is not supported")

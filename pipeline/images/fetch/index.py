@@ -86,19 +86,12 @@ def _packages(reply: Reply, project: str, filename: str) -> list[DistributionPac
             data["files"] = [f for f in data["files"] if f["filename"] == filename]
         return ProjectPage.from_json_data(data, reply.url).packages
     if kind.endswith("html"):
-        page = narrowed(reply.data, filename) if filename else reply.data
+        page, needle, links = reply.data, b">" + filename.encode() + b"</a>", list[bytes]()
+        at = page.find(needle) if filename and not _BASE_TAG.search(page, 0, _HEAD_BYTES) else -1
+        while at >= 0:
+            links.append(page[page.rfind(b"<a", 0, at) : at + len(needle)])
+            at = page.find(needle, at + 1)
+        # the whole page where the links to that file are not written plainly
+        page = b"<html><body>" + b"".join(links) + b"</body></html>" if links else page
         return ProjectPage.from_html(project, page, reply.url).packages
     raise UnsupportedContentTypeError(masked(reply.url), kind)
-
-
-def narrowed(page: bytes, filename: str) -> bytes:
-    """Only the links to one file; the whole page where they are not written plainly."""
-    needle = b">" + filename.encode() + b"</a>"
-    at = page.find(needle)
-    if at < 0 or _BASE_TAG.search(page, 0, _HEAD_BYTES):
-        return page
-    links = []
-    while at >= 0:
-        links.append(page[page.rfind(b"<a", 0, at) : at + len(needle)])
-        at = page.find(needle, at + 1)
-    return b"<html><body>" + b"".join(links) + b"</body></html>"

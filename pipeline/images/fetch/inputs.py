@@ -33,7 +33,6 @@ from pipeline.core.files import (
 from pipeline.core.log import Bar, Gauge
 from pipeline.core.net.http import NetClient, download_file
 from pipeline.core.net.settings import (
-    NetworkSettings,
     default_index,
     local_folder,
     read_settings,
@@ -42,7 +41,7 @@ from pipeline.core.net.settings import (
 from pipeline.images.fetch.base import Bases
 from pipeline.images.fetch.base_settings import BaseSettings
 from pipeline.images.fetch.sources import Place, Sources, debian_mirror, read_below
-from pipeline.images.lock.make import SizeFinder, Transport
+from pipeline.images.lock.make import Transport
 from pipeline.images.lock.model import BasePin, Pin
 
 # Large files keep the line busy, small ones wait for answers: some threads begin at each end.
@@ -272,6 +271,8 @@ def make_fetcher(
 
 def make_transport() -> Transport:
     """How a lock reaches the configured index and mirror."""
+    from pipeline.images.fetch.index import find_file  # slow to import, and only a new lock asks
+
     settings = read_settings()
     client = NetClient(settings)
 
@@ -281,13 +282,19 @@ def make_transport() -> Transport:
     def security(path: str, most_bytes: int) -> bytes:
         return read_below(client, debian_mirror().security, path, most_bytes)
 
-    # without an index at all, uv would ask the default one
-    args = [] if settings.indexes else ["--no-index"]
-    return Transport(debian, security, size_finder(client), args, uv_environment(settings))
+    def size_of(project: str, filename: str, sha256: str) -> int:
+        # the lock holds sizes, so that a plan can say what a build will fetch
+        for folder in settings.folders:
+            if (folder / filename).is_file():
+                return (folder / filename).stat().st_size
+        for index in settings.indexes:
+            for package in find_file(client, index, project, filename):
+                if package.digests.get("sha256") == sha256:
+                    # some indexes give no size, but the file's own server does
+                    return package.size or client.size_of(with_login(package.url, index))
+        raise SourceUnreachable(f"{filename}: resolved, but no index lists it")
 
-
-def uv_environment(settings: NetworkSettings) -> dict[str, str]:
-    """Our settings as uv's variables: arguments, with a password, would be open to all users."""
+    # uv's variables: arguments, with a password, would be open to all users
     env = {}
     if settings.indexes and settings.indexes[0] != default_index():
         env["UV_DEFAULT_INDEX"] = settings.indexes[0]
@@ -299,22 +306,6 @@ def uv_environment(settings: NetworkSettings) -> dict[str, str]:
         env["SSL_CERT_FILE"] = settings.ca_file
     if settings.proxy:
         env |= {"HTTP_PROXY": settings.proxy, "HTTPS_PROXY": settings.proxy}
-    return env
-
-
-def size_finder(client: NetClient) -> SizeFinder:
-    """A file's size from the folder it is in, from the index, or else from the file server."""
-    from pipeline.images.fetch.index import find_file  # slow to import, and only a new lock asks
-
-    def size_of(project: str, filename: str, sha256: str) -> int:
-        # the lock holds sizes, so that a plan can say what a build will fetch
-        for folder in client.settings.folders:
-            if (folder / filename).is_file():
-                return (folder / filename).stat().st_size
-        for index in client.settings.indexes:
-            for package in find_file(client, index, project, filename):
-                if package.digests.get("sha256") == sha256:
-                    return package.size or client.size_of(with_login(package.url, index))
-        raise SourceUnreachable(f"{filename}: resolved, but no index lists it")
-
-    return size_of
+    # without an index at all, uv would ask the default one
+    args = [] if settings.indexes else ["--no-index"]
+    return Transport(debian, security, size_of, args, env)

@@ -50,12 +50,28 @@ class DebianMirror:
     security: tuple[str, ...]
 
 
-def find_mirror(root: Path = Path("/")) -> DebianMirror:
-    """The Debian mirror that apt uses here, else the one that python-apt knows."""
+def debian_mirror(root: Path = Path("/")) -> DebianMirror:
+    """SM120_DEBIAN_MIRROR (and _SECURITY), else what apt uses here, else what python-apt knows."""
+    if chosen := os.environ.get("SM120_DEBIAN_MIRROR"):
+        named = os.environ.get("SM120_DEBIAN_SECURITY_MIRROR", "").split()
+        return DebianMirror(main=tuple(chosen.split()), security=tuple(named))
     apt, main, security = root / "etc/apt", list[str](), list[str]()
     # apt's own order, and only the names that apt reads: an editor leaves debian.list.save behind
     paths = [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]
-    for uri, suites, components, key in (source for p in paths for source in _apt_sources(p)):
+    sources: list[tuple[str, list[str], list[str], str]] = []
+    for path, text in ((path, _text(path)) for path in paths):
+        for line in text.splitlines() if path.suffix == ".list" else ():
+            if match := _ONE_LINE.fullmatch(line.partition("#")[0].strip()):
+                suite, *components = match["rest"].split()
+                found = re.search(r"signed-by=(\S+)", match["options"] or "", re.IGNORECASE)
+                sources.append((match["uri"], [suite], components, found[1] if found else ""))
+        with suppress(IndexBroken):  # a file that apt itself could not read counts as empty
+            for stanza in read_stanzas(text, _FIELDS) if path.suffix == ".sources" else ():
+                lists = [stanza.get(x, "").split() for x in _FIELDS[:4]]
+                if "deb" in lists[0] and stanza.get("Enabled", "yes").lower() not in _NO:
+                    key = stanza.get("Signed-By", "")
+                    sources += [(uri, lists[2], lists[3], key) for uri in lists[1]]
+    for uri, suites, components, key in sources:
         # Vendors name their suites like Debian's. A wrong guess costs a failed lookup, never a
         # wrong package: signatures decide that.
         is_debian = "debian" in uri.lower() or any(s.endswith("-security") for s in suites)
@@ -95,22 +111,6 @@ def find_mirror(root: Path = Path("/")) -> DebianMirror:
     )
 
 
-def _apt_sources(path: Path) -> Iterator[tuple[str, list[str], list[str], str]]:
-    """Address, suites, components and key of each source in a file of apt's, in either format."""
-    text = _text(path)
-    for line in text.splitlines() if path.suffix == ".list" else ():
-        if match := _ONE_LINE.fullmatch(line.partition("#")[0].strip()):
-            suite, *components = match["rest"].split()
-            key = re.search(r"signed-by=(\S+)", match["options"] or "", re.IGNORECASE)
-            yield match["uri"], [suite], components, key[1] if key else ""
-    with suppress(IndexBroken):  # a file that apt itself could not read counts as empty
-        for stanza in read_stanzas(text, _FIELDS) if path.suffix == ".sources" else ():
-            lists = [stanza.get(x, "").split() for x in ("Types", "URIs", "Suites", "Components")]
-            if "deb" in lists[0] and stanza.get("Enabled", "yes").lower() not in _NO:
-                for uri in lists[1]:
-                    yield uri, lists[2], lists[3], stanza.get("Signed-By", "")
-
-
 def _bases(uris: Iterable[str]) -> tuple[str, ...]:
     """Usable addresses without their trailing slash, each once, in order."""
     usable = (uri.rstrip("/") for uri in uris if uri.partition(":")[0].lower() in _SCHEMES)
@@ -148,7 +148,11 @@ class Sources:
         if not isinstance(pin, DebPin):
             # find-links of pip and uv are for wheels and sdists; .debs may lie in mirrors only
             folders += settings.folders
-        yield from (_in_folder(folder, pin) for folder in folders)
+        for folder in folders:
+            # as `sm120 image collect` and `pip download` write them, in a folder a project, by hash
+            by_hash = (folder / pin.sha256, folder / "sha256" / pin.sha256)
+            paths = (folder / pin.file, folder / pin.name / pin.file, *by_hash)
+            yield (path for path in paths if path.is_file())
         if offline:
             return
         # an extra mirror holds files by name, or by sha256/<hex>
@@ -190,13 +194,6 @@ class Sources:
                 yield f"{base.rstrip('/')}/{quote(path, safe='/+~')}"
 
 
-def _in_folder(folder: Path, pin: Pin) -> Iterator[Place]:
-    # as `sm120 image collect` and `pip download` write them, in a folder a project, and by hash
-    by_hash = (folder / pin.sha256, folder / "sha256" / pin.sha256)
-    paths = (folder / pin.file, folder / pin.name / pin.file, *by_hash)
-    yield from (path for path in paths if path.is_file())
-
-
 def read_below(client: NetClient, bases: Sequence[str], path: str, most_bytes: int) -> bytes:
     """A file of Debian's archive, from the first mirror that delivers it; larger is an error."""
     failures = []
@@ -217,14 +214,6 @@ def read_below(client: NetClient, bases: Sequence[str], path: str, most_bytes: i
             f"no mirror is known for {path}", "Set SM120_DEBIAN_SECURITY_MIRROR to its address."
         )
     raise SourceUnreachable("; ".join(failures))
-
-
-def debian_mirror() -> DebianMirror:
-    """SM120_DEBIAN_MIRROR (and _SECURITY), else what apt uses on this machine."""
-    if chosen := os.environ.get("SM120_DEBIAN_MIRROR"):
-        security = os.environ.get("SM120_DEBIAN_SECURITY_MIRROR", "").split()
-        return DebianMirror(main=tuple(chosen.split()), security=tuple(security))
-    return find_mirror()
 
 
 def snapshot_places(client: NetClient, base: str, pin: DebPin) -> Iterator[Place]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -69,19 +69,33 @@ def own_python() -> str:
 def collect_tool(root: Path, target: ToolTarget, folder: Path) -> tuple[int, int]:
     """Download all wheels of the tool; how many lie in the folder then, and their bytes."""
     locks = [root / "lockfiles" / bootstrap.FOLDER / f"{group}.txt" for group in GROUPS]
-    lines = [
-        line for lock in locks for line in wanted_requirements(lock.read_text("utf-8"), target)
-    ]
+    texts = [path.read_text("utf-8").replace("\\\n", " ") for path in locks]
+    lines = []
+    # pip judges conditions by the machine that it runs on, whatever --platform says
+    for line in (line for text in texts for line in text.splitlines()):
+        wanted, _, hashes = line.partition(" --hash=")
+        if not wanted.strip() or wanted.startswith("#"):
+            continue
+        asked = Requirement(wanted.strip())
+        if asked.marker is None or any(map(asked.marker.evaluate, target.markers)):
+            lines.append(f"{asked.name}{asked.specifier} --hash={hashes}")
     folder.mkdir(parents=True, exist_ok=True)
     title = f"Collecting this tool's wheels for {target.platform}, Python {target.python}"
+    tags = [f"{glibc}_{_MACHINES[target.platform]}" for glibc in _GLIBC]
+    # wheels alone, for a machine that need not be this one
+    command = [
+        *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
+        *("--require-hashes", "--no-deps", "--only-binary", ":all:"),
+        *("--implementation", "cp", "--python-version", target.last_python),
+        *(word for tag in tags for word in ("--platform", tag)),
+        *("--dest", str(folder), "--requirement"),
+    ]
     names = [name for name in os.environ if name.startswith(_PREFIXES)]
     with log.step(title), tempfile.TemporaryDirectory() as scratch:
         for each in rounds(lines):
             chosen = Path(scratch) / "requirements.txt"
             chosen.write_text("".join(f"{line}\n" for line in each), encoding="utf-8")
-            done = proc.read(
-                pip_download(chosen, target, folder), env=proc.child_environment(*names)
-            )
+            done = proc.read([*command, str(chosen)], env=proc.child_environment(*names))
             if done.returncode:
                 reason = bootstrap.last_words(done.stderr.decode(errors="replace"))
                 raise SourceUnreachable(
@@ -90,18 +104,6 @@ def collect_tool(root: Path, target: ToolTarget, folder: Path) -> tuple[int, int
                 )
     sizes = [path.stat().st_size for path in folder.glob("*.whl")]
     return len(sizes), sum(sizes)
-
-
-def wanted_requirements(lock: str, target: ToolTarget) -> Iterator[str]:
-    """The requirements of a lock that a machine needs, with their hashes and without conditions."""
-    # pip judges conditions by the machine that it runs on, whatever --platform says
-    for line in lock.replace("\\\n", " ").splitlines():
-        text, _, hashes = line.partition(" --hash=")
-        if not text.strip() or text.startswith("#"):
-            continue
-        asked = Requirement(text.strip())
-        if asked.marker is None or any(map(asked.marker.evaluate, target.markers)):
-            yield f"{asked.name}{asked.specifier} --hash={hashes}"
 
 
 def rounds(lines: Iterable[str]) -> list[list[str]]:
@@ -114,15 +116,3 @@ def rounds(lines: Iterable[str]) -> list[list[str]]:
             made.append(home := {})
         home[project] = line
     return [list(each.values()) for each in made]
-
-
-def pip_download(chosen: Path, target: ToolTarget, folder: Path) -> list[str]:
-    """pip's command: wheels alone, for a machine that need not be this one."""
-    names = [f"{glibc}_{_MACHINES[target.platform]}" for glibc in _GLIBC]
-    return [
-        *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
-        *("--require-hashes", "--no-deps", "--only-binary", ":all:"),
-        *("--implementation", "cp", "--python-version", target.last_python),
-        *(word for name in names for word in ("--platform", name)),
-        *("--dest", str(folder), "--requirement", str(chosen)),
-    ]

@@ -270,7 +270,24 @@ def read_image(store: Store, built: Built) -> list[tuple[LayerFile, Facts]]:
             f"{built.name}: stands on a foreign base image, whose objects are not read",
             "The gate judges images whose base is assembled here (`debian` in image.yaml).",
         )
-    files = sorted(_objects(store, built), key=lambda f: f.path)
+    # a container sees what the last layer with a path has there
+    visible: dict[str, LayerFile] = {}
+    for layer in built.layers:
+        rows = {row.path: row for row in store.contents(layer.record)}
+        for path, row in rows.items():
+            # a hard link is the file it names, in the same layer
+            source = rows.get(row.target, row) if row.kind == Kind.HARDLINK else row
+            visible[path] = LayerFile(path, layer.record.digest, source)
+    files, compiled = list[LayerFile](), tuple(promised_code(built))
+    for path, file in sorted(visible.items()):
+        name, is_file = path.rpartition("/")[2], file.row.kind == Kind.FILE
+        is_object = is_file and bool(_OBJECT.search(name))
+        may_be = _PERHAPS.search(name) or file.row.mode & 0o111 or path.startswith(compiled)
+        if is_file and not is_object and may_be:
+            # small steps: the rest of the file is never inflated
+            pieces = read_pieces(store.blob_path(file.layer), file.row, step_bytes=4096)
+            is_object = next(pieces, b"").startswith(elf.MAGIC)
+        files += [file] if is_object else []
     notes, stop = store.root / "gates" / "arch", threading.Event()
     known: dict[str, Facts] = {}
     for sha256 in {f.row.sha256 for f in files}:
@@ -280,13 +297,13 @@ def read_image(store: Store, built: Built) -> list[tuple[LayerFile, Facts]]:
             known |= {sha256: facts} if facts.reader == reader_digest() else {}
 
     def read(file: LayerFile) -> None:
-        def pieces() -> Iterator[bytes]:
+        def watched() -> Iterator[bytes]:
             for piece in read_pieces(store.blob_path(file.layer), file.row):
                 if stop.is_set():
                     raise Interrupted("stopped")
                 yield piece
 
-        facts = known[file.row.sha256] = read_binary_facts(pieces, file.row.size_bytes)
+        facts = known[file.row.sha256] = read_binary_facts(watched, file.row.size_bytes)
         write_bytes(notes / f"{file.row.sha256}.json", canonical_json(facts.model_dump()))
         bar.advance(file.row.size_bytes)
 
@@ -310,29 +327,6 @@ def promised_code(built: Built) -> dict[str, list[str]]:
     """The folders of an image that hold what was compiled here, with the GPU code of each."""
     trees = built.plan.all_trees()
     return {f"{tree.build.to.strip('/')}/": tree.build.architectures for tree in trees}
-
-
-def _objects(store: Store, built: Built) -> Iterator[LayerFile]:
-    """Finds the objects that a container sees: the last layer with a path decides what it is."""
-    visible: dict[str, LayerFile] = {}
-    for layer in built.layers:
-        rows = {row.path: row for row in store.contents(layer.record)}
-        for path, row in rows.items():
-            # a hard link is the file it names, in the same layer
-            source = rows.get(row.target, row) if row.kind == Kind.HARDLINK else row
-            visible[path] = LayerFile(path, layer.record.digest, source)
-    compiled = tuple(promised_code(built))
-    for file in (file for file in visible.values() if file.row.kind == Kind.FILE):
-        name = file.path.rpartition("/")[2]
-        is_object = bool(_OBJECT.search(name))
-        if not is_object and (
-            _PERHAPS.search(name) or file.row.mode & 0o111 or file.path.startswith(compiled)
-        ):
-            # small steps: the rest of the file is never inflated
-            pieces = read_pieces(store.blob_path(file.layer), file.row, step_bytes=4096)
-            is_object = next(pieces, b"").startswith(elf.MAGIC)
-        if is_object:
-            yield file
 
 
 def judge_image(

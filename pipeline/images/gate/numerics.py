@@ -170,36 +170,37 @@ def check_numbers(target: GateTarget, cases: Sequence[KernelCase]) -> NumericsRe
     """Runs every case and judges its numbers."""
     start = time.monotonic()
     answers = answered(target, cases)
-    results = [judge_numbers(case, answer, cached=cached) for case, answer, cached in answers]
+    results = []
+    for case, answer, cached in answers:
+        assert case.numerics is not None
+        tolerance, reason = TOLERANCES[case.numerics.rounds_to]
+        verdict, message = _verdict(case, case.numerics, answer, tolerance)
+        result = NumericsResult(
+            gate=case.gate,
+            name=case.name,
+            stands_for=case.stands_for,
+            reference=case.numerics.reference,
+            verdict=verdict,
+            message=message,
+            tolerance=tolerance,
+            reason=reason,
+            computed=answer.computed,
+            launches=answer.records,
+            seconds=answer.seconds,
+            cached=cached,
+            base=case.base,
+        )
+        results.append(result)
+    found = {result.verdict for result in results}
+    # no case at all is unknown, too
+    overall: NumericsVerdict = "right" if found == {"right"} else "unknown"
     return NumericsResults(
-        verdict=overall_numbers(results),
+        verdict="wrong" if "wrong" in found else overall,
         # all workers are in one environment, so all answers name the same versions
         versions={k: v for _, answer, _ in answers for k, v in answer.versions.items()},
         repairs=REPAIRS,
         cases=results,
         seconds=round(time.monotonic() - start, 3),
-    )
-
-
-def judge_numbers(case: KernelCase, answer: WorkerAnswer, *, cached: bool) -> NumericsResult:
-    """The verdict on one case's numbers."""
-    assert case.numerics is not None
-    tolerance, reason = TOLERANCES[case.numerics.rounds_to]
-    verdict, message = _verdict(case, case.numerics, answer, tolerance)
-    return NumericsResult(
-        gate=case.gate,
-        name=case.name,
-        stands_for=case.stands_for,
-        reference=case.numerics.reference,
-        verdict=verdict,
-        message=message,
-        tolerance=tolerance,
-        reason=reason,
-        computed=answer.computed,
-        launches=answer.records,
-        seconds=answer.seconds,
-        cached=cached,
-        base=case.base,
     )
 
 
@@ -224,11 +225,3 @@ def _verdict(
         if not got.max_share <= tolerance:
             return "wrong", f"{output} is off by {got.max_share:.3g}, allowed are {tolerance:.3g}"
     return "right", ""
-
-
-def overall_numbers(cases: Sequence[NumericsResult]) -> NumericsVerdict:
-    """The verdict on all cases together; none at all is unknown."""
-    verdicts = {case.verdict for case in cases}
-    if "wrong" in verdicts:
-        return "wrong"
-    return "right" if verdicts == {"right"} else "unknown"

@@ -189,7 +189,15 @@ def known_kernels(checkout: Checkout, store: Store, overrun: Overrun) -> list[Kn
     known: list[KnownKernel] = []
     for image, each in gates.items():
         patches = checkout.series(checkout.spec(image)).patches
-        measured = _measured(checkout, store, image, overrun.required_bytes)
+        measured: set[str] = set()  # cases that were seen to need exactly these bytes
+        for platform in checkout.spec(image).platforms:
+            # of any build: whether these are the latest bytes does not matter for a number
+            with suppress(FileNotFoundError, StoreDamaged, ValidationError):
+                text = read_own(evidence_path(store, image, platform))
+                results = ImageGates.model_validate_json(text).results
+                for row in (row for x in results if x.gate == "smem" for row in x.rows):
+                    needs = [kernel["record"]["shared_bytes"] for kernel in row.facts["kernels"]]
+                    measured |= {row.name} if overrun.required_bytes in needs else set()
         for name, gate in sorted(each.gates.items()):
             own = [patch for patch in patches if patch.gate == name]
             kernel = _known(image, gate, each.cases(name), overrun, own, measured, called)
@@ -254,20 +262,6 @@ def _each_once(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _measured(checkout: Checkout, store: Store, image: str, required_bytes: int) -> set[str]:
-    """Finds the cases of a built image that were seen to need exactly these bytes."""
-    found: set[str] = set()
-    for platform in checkout.spec(image).platforms:
-        # of any build: whether these are the latest bytes does not matter for a number
-        with suppress(FileNotFoundError, StoreDamaged, ValidationError):
-            text = read_own(evidence_path(store, image, platform))
-            results = ImageGates.model_validate_json(text).results
-            for row in (row for result in results if result.gate == "smem" for row in result.rows):
-                needs = [kernel["record"]["shared_bytes"] for kernel in row.facts["kernels"]]
-                found |= {row.name} if required_bytes in needs else set()
-    return found
-
-
 class FoundCase(Frozen):
     """A case of an image, and by what it was found."""
 
@@ -305,12 +299,6 @@ def find_by_traceback(gates: Mapping[str, Gates], traceback: Traceback) -> list[
             ranked.append((len(matched), _found(image, gate, case, matched)))
     most = max((number for number, _ in ranked), default=0)
     return [found for number, found in ranked if number == most]
-
-
-def why_not_judged(gates: Mapping[str, Gates], name: str) -> list[str]:
-    """Lists the reasons that images give for having no case for a kernel."""
-    known = (item for each in gates.values() for item in each.setup.not_judged.items())
-    return [reason for pattern, reason in known if fnmatchcase(name, pattern)]
 
 
 def _cases(gates: Mapping[str, Gates]) -> Iterator[tuple[str, str, CaseSpec]]:

@@ -15,13 +15,13 @@ import time
 from pathlib import Path
 
 from pipeline.artifacts.store.store import Store, read_image_record
-from pipeline.artifacts.store.upkeep import StoreSection, stats_below, tree_sections
+from pipeline.artifacts.store.upkeep import stats_below
 from pipeline.core.files import os_errors_explained, remove_tree
 
 # A gate marks what it uses (`mark_used`), and makes anything again from locks and wheels: after a
 # month without use environments of gigabytes may go.
 _UNUSED_S = 30 * 24 * 3600
-_PARTS = {
+GATE_PARTS = {
     "gate environments": "gate/environments",
     "gate engines": "gate/engines",
     "gate answers": "gate/answers",
@@ -32,15 +32,10 @@ _PARTS = {
 }
 
 
-def gate_sections(store: Store) -> list[StoreSection]:
-    """Counts what gates wrote to the store."""
-    return tree_sections(store, _PARTS)
-
-
 def gate_leftovers(store: Store) -> list[Path]:
     """Lists what no gate has used for a month, and notes on objects of no built image."""
     old = time.time() - _UNUSED_S
-    folders = [store.root / place for place in _PARTS.values() if place.startswith("gate/")]
+    folders = [store.root / place for place in GATE_PARTS.values() if place.startswith("gate/")]
     unused = [x for folder in folders for x in _entries(folder) if x.lstat().st_mtime < old]
     # reading an image's objects again takes minutes: their notes stay as long as the image
     hashes: set[str] = set()

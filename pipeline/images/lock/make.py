@@ -122,7 +122,28 @@ def resolve_wheels(
             )
         log.say(f"skipped, because the image needs CUDA: {', '.join(without)}")
         refused += without
-    chosen = choose_wheels(lock, spec, platform)
+    ranks = tag_ranks(spec.version, platform)
+    chosen: list[tuple[str, str, str, str]] = []  # name, version, file and sha256
+    for package in lock.get("packages", []):
+        name = str(canonicalize_name(package["name"]))
+        # left out only after resolving: what it demands of others still counts
+        if name in spec.omit:
+            continue
+        fitting = []
+        for wheel in package.get("wheels", []):
+            url = str(wheel.get("url") or wheel.get("path")).rpartition("/")[2]
+            file = unquote(str(wheel.get("name") or url))
+            if wheel_rank(file, ranks) < len(ranks):
+                fitting.append((file, wheel.get("hashes", {})))
+        if not fitting:
+            raise ResolveFailed(f"{name} {package.get('version')}: no wheel for {platform}")
+        file, hashes = min(fitting, key=lambda wheel: wheel_order(wheel[0], ranks))
+        if "sha256" not in hashes:
+            raise ResolveFailed(
+                f"{file}: the index gives no sha256 for it",
+                "Use an index that gives hashes: `sm120 image sources` shows which are asked.",
+            )
+        chosen.append((name, str(package["version"]), file, str(hashes["sha256"])))
     # one question of an index for each wheel: the wait is theirs, not ours
     with ThreadPoolExecutor(8) as pool:
         sizes = list(pool.map(lambda c: ask.wheel_size(c[0], c[2], c[3]), chosen))
@@ -166,35 +187,6 @@ def _ask_uv(
         f"uv found no set of wheels{without}: {reason[:600]}",
         "Correct the requirement; what another wheel asks for, `python: override:` replaces.",
     )
-
-
-def choose_wheels(
-    lock: dict[str, Any], spec: PythonSpec, platform: str
-) -> list[tuple[str, str, str, str]]:
-    """(name, version, file, sha256) of the best wheel of each package of a pylock."""
-    ranks = tag_ranks(spec.version, platform)
-    chosen = []
-    for package in lock.get("packages", []):
-        name = str(canonicalize_name(package["name"]))
-        # left out only after resolving: what it demands of others still counts
-        if name in spec.omit:
-            continue
-        fitting = []
-        for wheel in package.get("wheels", []):
-            url = str(wheel.get("url") or wheel.get("path")).rpartition("/")[2]
-            file = unquote(str(wheel.get("name") or url))
-            if wheel_rank(file, ranks) < len(ranks):
-                fitting.append((file, wheel.get("hashes", {})))
-        if not fitting:
-            raise ResolveFailed(f"{name} {package.get('version')}: no wheel for {platform}")
-        file, hashes = min(fitting, key=lambda wheel: wheel_order(wheel[0], ranks))
-        if "sha256" not in hashes:
-            raise ResolveFailed(
-                f"{file}: the index gives no sha256 for it",
-                "Use an index that gives hashes: `sm120 image sources` shows which are asked.",
-            )
-        chosen.append((name, str(package["version"]), file, str(hashes["sha256"])))
-    return chosen
 
 
 def wheel_rank(file: str, ranks: dict[Tag, int]) -> int:

@@ -162,8 +162,8 @@ def sealed_lock(
     ).sealed()
 
 
-def dump_lock(lock: ImageLock) -> str:
-    """The lock as text: a line a pin, so that a diff shows only what moved."""
+def write_lock(path: Path, lock: ImageLock) -> None:
+    """Put the lock in its place, whole: a line a pin, so that a diff shows only what moved."""
     lines = [
         "# Written by `sm120 image lock`; do not edit: the seal would not match, and builds stop.",
         f"format: {lock.format}",
@@ -181,12 +181,7 @@ def dump_lock(lock: ImageLock) -> str:
     for title, pins in (("wheels", lock.wheels), ("debs", lock.debs)):
         lines.append(f"{title}:" if pins else f"{title}: []")
         lines += [f"- {json.dumps(pin.model_dump(), ensure_ascii=False)}" for pin in pins]
-    return "\n".join([*lines, f"seal: {lock.seal}", ""])
-
-
-def write_lock(path: Path, lock: ImageLock) -> None:
-    """Put the lock in its place, whole."""
-    write_bytes(path, dump_lock(lock).encode())
+    write_bytes(path, "\n".join([*lines, f"seal: {lock.seal}", ""]).encode())
 
 
 def read_lock(path: Path) -> ImageLock:

@@ -10,7 +10,6 @@ import binascii
 import hashlib
 import re
 import tempfile
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -97,7 +96,7 @@ def read_release(
 
 
 def verify_release(inrelease: bytes, keyring: Path) -> tuple[str, frozenset[str]]:
-    """The signed text with its signers; at least one good signature with a strong digest.
+    """The signed text and who signed it: a good signature with a strong digest, and no bad one.
 
     The text is what gpgv wrote out, never the bytes that came over the wire.
     """
@@ -118,9 +117,37 @@ def verify_release(inrelease: bytes, keyring: Path) -> tuple[str, frozenset[str]
         # status lines are for programs; messages on stderr change with the language
         args += ["--status-fd", "1", "--output", str(text), str(signed)]
         done = proc.read(args, env=proc.child_environment(LC_ALL="C"))
-        signers = _signers(done.stdout.decode(errors="replace"))
+        status = done.stdout.decode(errors="replace").splitlines()
+        # gpgv's exit code cannot say whether to believe it: Debian signs with the next release's
+        # key as well, and a signature by a key we do not have makes gpgv fail. Nor can its
+        # `--weak-digest SHA1`: that judges the key's own signatures too, and NVIDIA's key for
+        # Ubuntu 24.04 and Debian 12 is bound by SHA-1 (NVIDIA/cuda-repo-management#39).
+        rows = [
+            words for line in status if line.startswith("[GNUPG:] ") and (words := line.split()[1:])
+        ]
+        seen = {words[0] for words in rows}
+        # also beside a good signature: the text was changed
+        if "BADSIG" in seen:
+            raise SignatureInvalid("InRelease was changed after it was signed")
+        valid, good = [], False
+        for words in rows:
+            # https://github.com/gpg/gnupg/blob/master/doc/DETAILS lists the fields of these lines
+            if words[0] == "VALIDSIG":
+                # an expired key's signature is valid and not good
+                valid += [words] if good and len(words) > 10 else []
+            if words[0] in ("NEWSIG", "GOODSIG", "VALIDSIG"):
+                good = words[0] == "GOODSIG"
+        if not valid:
+            why = "; ".join(x for word, x in _REASONS.items() if word in seen) or "unreadable"
+            raise SignatureInvalid(f"InRelease has no valid signature by a known key ({why})")
+        strong = frozenset(words[1] for words in valid if int(words[8]) in STRONG_DIGESTS)
+        if not strong:
+            raise SignatureInvalid(
+                "InRelease is signed with a digest that can be forged (SHA-1 or older)",
+                "Nothing was used. Ask its owner to sign with SHA-256, or use another mirror.",
+            )
         try:
-            return text.read_bytes().decode(), signers
+            return text.read_bytes().decode(), strong
         except UnicodeDecodeError as error:
             raise IndexBroken("the Release file is not UTF-8") from error
 
@@ -132,46 +159,33 @@ def read_keyring(path: Path) -> bytes:
             f"there is no keyring {path}",
             "Install the package that has it (debian-archive-keyring), or name another.",
         )
+    hint = "Name the repository's public key; as published, armored or binary, will do."
     try:
-        return binary_keyring(path.read_bytes())
-    except (KeyUnreadable, OSError) as error:
-        raise SignatureInvalid(
-            f"{path.name} {error}" if isinstance(error, KeyUnreadable) else f"{path}: {error}",
-            "Name the repository's public key; as published, armored or binary, will do.",
-        ) from error
-
-
-def _signers(status: str) -> frozenset[str]:
-    """Who signed: at least one good signature with a strong digest, and no bad one.
-
-    gpgv's exit code cannot say this: Debian signs with the next release's key as well, and
-    a signature by a key we do not have makes gpgv fail. Nor can its `--weak-digest SHA1`: that
-    judges the key's own signatures too, and NVIDIA's key for Ubuntu 24.04 and Debian 12 is bound
-    by SHA-1 (NVIDIA/cuda-repo-management#39).
-    """
-    lines = [line.split()[1:] for line in status.splitlines() if line.startswith("[GNUPG:] ")]
-    seen = {line[0] for line in lines if line}
-    # also beside a good signature: the text was changed
-    if "BADSIG" in seen:
-        raise SignatureInvalid("InRelease was changed after it was signed")
-    valid, good = [], False
-    for line in filter(None, lines):
-        # https://github.com/gpg/gnupg/blob/master/doc/DETAILS lists the fields of these lines
-        if line[0] == "VALIDSIG":
-            # an expired key's signature is valid and not good
-            valid += [line] if good and len(line) > 10 else []
-        if line[0] in ("NEWSIG", "GOODSIG", "VALIDSIG"):
-            good = line[0] == "GOODSIG"
-    if not valid:
-        why = "; ".join(text for word, text in _REASONS.items() if word in seen) or "unreadable"
-        raise SignatureInvalid(f"InRelease has no valid signature by a known key ({why})")
-    strong = [line for line in valid if int(line[8]) in STRONG_DIGESTS]
-    if not strong:
-        raise SignatureInvalid(
-            "InRelease is signed with a digest that can be forged (SHA-1 or older)",
-            "Nothing was used. Ask its owner to sign with SHA-256, or use another mirror.",
-        )
-    return frozenset(line[1] for line in strong)
+        data = path.read_bytes()
+    except OSError as error:
+        raise SignatureInvalid(f"{path}: {error}", hint) from error
+    # a keybox, as newer GnuPG writes them, or packets, whose first byte has its high bit set
+    if data[8:12] == b"KBXf" or (data and data[0] & 0x80):
+        return data
+    lines = [line.strip() for line in data.splitlines()]
+    keys = b""
+    # whatever stands around the blocks
+    while _KEY_BEGIN in lines and _KEY_END in (rest := lines[lines.index(_KEY_BEGIN) + 1 :]):
+        end = rest.index(_KEY_END)
+        block, lines = rest[:end], rest[end + 1 :]
+        # headers such as `Version:` end at an empty line; `=` begins the checksum
+        body = block[block.index(b"") + 1 :] if b"" in block else block
+        try:
+            keys += base64.b64decode(b"".join(x for x in body if x[:1] != b"="), validate=True)
+        except binascii.Error as error:
+            message = f"{path.name} is a damaged ASCII-armored key"
+            raise SignatureInvalid(message, hint) from error
+    if not keys:
+        # the likeliest mistake, and one that its owner must hear of
+        private = b"BEGIN PGP PRIVATE KEY" in data
+        what = "a private key" if private else "no OpenPGP public key"
+        raise SignatureInvalid(f"{path.name} holds {what}", hint)
+    return keys
 
 
 def _date(fields: dict[str, str], name: str) -> datetime:
@@ -192,34 +206,6 @@ _ISSUER, _ISSUER_FINGERPRINT = 16, 33
 STRONG_DIGESTS = frozenset({8, 9, 10, 12, 14})
 
 
-class KeyUnreadable(ValueError):
-    """The bytes are not public keys."""
-
-
-def binary_keyring(data: bytes) -> bytes:
-    """The keys as gpgv reads them, whether they came armored or not."""
-    # a keybox, as newer GnuPG writes them, or packets, whose first byte has its high bit set
-    if data[8:12] == b"KBXf" or (data and data[0] & 0x80):
-        return data
-    lines = [line.strip() for line in data.splitlines()]
-    keys = b""
-    # whatever stands around the blocks
-    while _KEY_BEGIN in lines and _KEY_END in (rest := lines[lines.index(_KEY_BEGIN) + 1 :]):
-        end = rest.index(_KEY_END)
-        block, lines = rest[:end], rest[end + 1 :]
-        # headers such as `Version:` end at an empty line; `=` begins the checksum
-        body = block[block.index(b"") + 1 :] if b"" in block else block
-        try:
-            keys += base64.b64decode(b"".join(x for x in body if x[:1] != b"="), validate=True)
-        except binascii.Error as error:
-            raise KeyUnreadable("is a damaged ASCII-armored key") from error
-    if not keys:
-        # the likeliest mistake, and one that its owner must hear of
-        private = b"BEGIN PGP PRIVATE KEY" in data
-        raise KeyUnreadable("holds a private key" if private else "holds no OpenPGP public key")
-    return keys
-
-
 def sha1_bound(keyring: bytes) -> frozenset[str]:
     """Fingerprints of the keys that no signature with a strong digest binds, in capitals.
 
@@ -228,8 +214,26 @@ def sha1_bound(keyring: bytes) -> frozenset[str]:
     primaries: dict[str, str] = {}  # of each key and subkey
     digests: dict[str, set[int]] = {}  # of the signatures that bind each of them
     name = primary = ""
+    place = 0
     try:
-        for tag, body in _packets(keyring):
+        while place < len(keyring):
+            first = keyring[place]
+            if not first & 0x80:
+                raise ValueError("not a packet")
+            if first & 0x40:
+                tag = first & 0x3F
+                length, start = _new_length(keyring, place + 1)
+            else:
+                tag, width = (first >> 2) & 0x0F, 1 << (first & 3)
+                # the old format's `until the end of the file`, which no exported key uses
+                if width == 8:
+                    raise ValueError("a packet of unknown length")
+                start = place + 1 + width
+                length = int.from_bytes(keyring[place + 1 : start])
+            place = start + length
+            if place > len(keyring):
+                raise ValueError("a packet is cut off")
+            body = keyring[start:place]
             if tag in (_PUBLIC_KEY, _SUBKEY):
                 if body[0] != 4:
                     raise ValueError("not a version 4 key")
@@ -266,27 +270,6 @@ def _binds(signature: bytes, primary: str) -> bool:
             start += length
     # an issuer may be named by the last eight bytes of its fingerprint
     return any(primary.endswith(issuer) for issuer in issuers)
-
-
-def _packets(data: bytes) -> Iterator[tuple[int, bytes]]:
-    place = 0
-    while place < len(data):
-        first = data[place]
-        if not first & 0x80:
-            raise ValueError("not a packet")
-        if first & 0x40:
-            tag = first & 0x3F
-            length, start = _new_length(data, place + 1)
-        else:
-            tag, width = (first >> 2) & 0x0F, 1 << (first & 3)
-            # the old format's `until the end of the file`, which no exported key uses
-            if width == 8:
-                raise ValueError("a packet of unknown length")
-            length, start = int.from_bytes(data[place + 1 : place + 1 + width]), place + 1 + width
-        if start + length > len(data):
-            raise ValueError("a packet is cut off")
-        yield tag, data[start : start + length]
-        place = start + length
 
 
 def _new_length(data: bytes, place: int) -> tuple[int, int]:

@@ -65,43 +65,39 @@ def judge_outputs(way: Way, box: Box, plan: TreePlan, files: Mapping[str, Path])
         if promised and not counts:
             archs = ", ".join(promised)
             raise OutputWrong(f"{plan.title}: holds no GPU code where {archs} is promised")
-        cpu = _cpu_code(way, box, plan, objects) if objects else {}
-        return MachineCode(gpu=dict(sorted(counts.items())), cpu=cpu)
+        gpu = dict(sorted(counts.items()))
+        if not objects:
+            return MachineCode(gpu=gpu, cpu={})
+        # counts instructions by their set, with the toolchain's own disassembler
+        reader, last = instructions.InstructionReader(plan.platform), [""]
+
+        def see(line: str) -> None:
+            reader.see(line)
+            last[0] = line
+
+        code = run_step(way, box, [*instructions.disassembler(plan.platform), *objects], see)
+        if code or len(reader.files) != len(objects) or not reader.instructions:
+            shown = last[0].strip()[:200]
+            raise OutputWrong(f"{plan.title}: cannot be disassembled, {code}: {shown}")
+        # the code may use nothing beyond what the spec names, and must use all that it names
+        named, known = plan.build.cpu, instructions.known_features(plan.platform)
+        if unknown := [x for x in named if x not in known]:
+            raise OutputWrong(
+                f"{plan.title}: `cpu` names {unknown[0]}, which no check can find",
+                f"Known: {', '.join(sorted(known))}.",
+            )
+        allowed = instructions.with_implied([*named, *plan.build.cpu_checked])
+        for name, use in sorted(reader.first.items()):
+            if name not in allowed:
+                raise OutputWrong(f"{plan.title}: {use} is of {name}, which `cpu` does not name")
+        needed = instructions.with_implied(reader.used)
+        for name in named:
+            if name not in needed:
+                raise OutputWrong(f"{plan.title}: `cpu` names {name}, and no instruction is of it")
+        return MachineCode(gpu=gpu, cpu=dict(sorted(reader.used.items())))
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             yield chunk
-
-
-def _cpu_code(way: Way, box: Box, plan: TreePlan, objects: list[str]) -> dict[str, int]:
-    """Counts instructions by their set, with the toolchain's own disassembler.
-
-    The code may use nothing beyond what the spec names, and must use everything that it names.
-    """
-    reader, last = instructions.InstructionReader(plan.platform), [""]
-
-    def see(line: str) -> None:
-        reader.see(line)
-        last[0] = line
-
-    code = run_step(way, box, [*instructions.disassembler(plan.platform), *objects], see)
-    if code or len(reader.files) != len(objects) or not reader.instructions:
-        raise OutputWrong(f"{plan.title}: cannot be disassembled, {code}: {last[0].strip()[:200]}")
-    promised, checked = plan.build.cpu, plan.build.cpu_checked
-    known = instructions.known_features(plan.platform)
-    if unknown := [x for x in promised if x not in known]:
-        raise OutputWrong(
-            f"{plan.title}: `cpu` names {unknown[0]}, which no check can find",
-            f"Known: {', '.join(sorted(known))}.",
-        )
-    allowed = instructions.with_implied([*promised, *checked])
-    for name, use in sorted(reader.first.items()):
-        if name not in allowed:
-            raise OutputWrong(f"{plan.title}: {use} is of {name}, which `cpu` does not name")
-    needed = instructions.with_implied(reader.used)
-    for name in promised:
-        if name not in needed:
-            raise OutputWrong(f"{plan.title}: `cpu` names {name}, and no instruction is of it")
-    return dict(sorted(reader.used.items()))

@@ -89,7 +89,14 @@ def add_to_series(checkout: Checkout, spec: ImageSpec, patch: PatchSpec, text: s
     written = [series.parent / patch.file, series]
     if spec.patches is None:
         path = folder / "image.yaml"
-        write_bytes(path, with_field(path.read_bytes().decode(), "patches", SERIES).encode())
+        # one more field at its end; every other byte stays
+        root = yaml.compose(image := path.read_bytes().decode(), Loader=yaml.SafeLoader)
+        if root.flow_style:
+            end = root.end_mark.index - 1
+            image = f'{image[:end]}, "patches": {json.dumps(SERIES)}{image[end:]}'
+        else:
+            image = f"{image.rstrip(chr(10))}\npatches: {SERIES}\n"
+        write_bytes(path, image.encode())
         written.append(path)
     return written
 
@@ -115,15 +122,6 @@ def with_patch(text: str, entry: dict[str, object]) -> str:
         return f"{text[:end]}{comma}{json.dumps(entry, ensure_ascii=False)}{text[end:]}"
     # `patches` is the only field, so its end is that of the file
     return text.rstrip("\n") + "\n" + _indented([entry], patches.start_mark.column)
-
-
-def with_field(text: str, name: str, value: str) -> str:
-    """An image.yaml with one more field of text; every other byte stays."""
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    if root.flow_style:
-        end = root.end_mark.index - 1
-        return f"{text[:end]}, {json.dumps(name)}: {json.dumps(value)}{text[end:]}"
-    return f"{text.rstrip(chr(10))}\n{name}: {value}\n"
 
 
 def _fields(node: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import posixpath
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,7 +59,15 @@ def prove_start(
     store: Store, image: Built, way: Way, flags: ParserFlags | None, flags_file: Path | None = None
 ) -> ImageRun:
     """Gives a verdict on each thing that an image needs when it starts."""
-    emulator = emulator_for(image.platform)
+    # what runs its programs: empty for this processor, else an emulator; none where neither can
+    emulator: str | None = ""
+    if (machine := _MACHINES[image.platform.partition("/")[2]]) != platform.machine():
+        entry, lines = _BINFMT / f"qemu-{machine}", list[str]()
+        with suppress(OSError):
+            lines = entry.read_text(encoding="utf-8").splitlines()
+        # F: the kernel holds the emulator open, so that it works where its file is not
+        flags_line = next((line for line in lines if line.startswith("flags:")), "")
+        emulator = entry.name if lines[:1] == ["enabled"] and "F" in flags_line else None
     config = read_image_config(store.read_blob(image.record.config))
     wanted = wanted_of(image.plan, config, flags, emulated=bool(emulator))
     if emulator is None:
@@ -73,34 +81,19 @@ def prove_start(
     inputs = {}
     if wanted.parser and wanted.parser.file and flags_file:
         inputs[wanted.parser.file] = sha256_of_file(flags_file)
-    machine = {"processor": platform.machine(), "emulator": emulator or "none"}
     # the same scripts give the same verdicts
     checks = sha256_of(b"".join(path.read_bytes() for path in _SCRIPTS))
     return ImageRun(
         kind="start",
         inputs=inputs,
-        machine={"sandbox": way.kind, **machine},
+        machine={
+            "sandbox": way.kind,
+            "processor": platform.machine(),
+            "emulator": emulator or "none",
+        },
         made_by={"sm120-pipeline": __version__, "checks": checks},
         tests=tests,
     )
-
-
-def emulator_for(image_platform: str, registered: Path = _BINFMT) -> str | None:
-    """Names what runs the programs of a platform: empty for the processor, else an emulator.
-
-    None where there is neither.
-    """
-    machine = _MACHINES[image_platform.partition("/")[2]]
-    if machine == platform.machine():
-        return ""
-    entry = registered / f"qemu-{machine}"
-    try:
-        # F: the kernel holds the emulator open, so that it works where its file is not
-        lines = entry.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    flags = next((line for line in lines if line.startswith("flags:")), "")
-    return entry.name if lines[:1] == ["enabled"] and "F" in flags else None
 
 
 def _run_checks(
@@ -118,12 +111,16 @@ def _run_checks(
     rest: list[str] = []
 
     def on_line(text: str) -> None:
-        line = _read_line(text)
-        if line is None:
+        # engine code prints other lines between the verdicts
+        data = text.removeprefix(MARK).encode() if text.startswith(MARK) else b""
+        try:
+            value = read_json(data, most_bytes=_MOST_LINE_BYTES)
+            check, test = str(value.pop("check")), RunTest.model_validate(value)
+        except (JsonInvalid, ValidationError, AttributeError, KeyError, TypeError):
             rest.append(text)
             return
-        results.append(line)
-        log.say(f"  {line[1].verdict:8} {line[1].name}: {line[1].message[:120]}")
+        results.append((check, test))
+        log.say(f"  {test.verdict:8} {test.name}: {test.message[:120]}")
 
     with store.scratch() as scratch, _box(store, image, way, config, scratch) as box:
         if box.user is None:
@@ -163,17 +160,6 @@ def _run_checks(
     return [judged, *(test for _, test in results), *missed]
 
 
-def _read_line(text: str) -> tuple[str, RunTest] | None:
-    """Reads a check's name and verdict; engine code prints other lines between them."""
-    if not text.startswith(MARK):
-        return None
-    try:
-        value = read_json(text.removeprefix(MARK).encode(), most_bytes=_MOST_LINE_BYTES)
-        return str(value.pop("check")), RunTest.model_validate(value)
-    except (JsonInvalid, ValidationError, AttributeError, KeyError, TypeError):
-        return None
-
-
 @contextmanager
 def _box(store: Store, image: Built, way: Way, config: ImageConfig, scratch: Path) -> Iterator[Box]:
     """Makes the image a container as it would be served, with a folder for the scripts.
@@ -195,7 +181,21 @@ def _box(store: Store, image: Built, way: Way, config: ImageConfig, scratch: Pat
             require_same(image.name, image.record, loaded)
             # by id: a tag can be moved
             reference = loaded.id if loaded else ""
-        user = find_user(config.runs.user or "0:0", (root or scratch) / "etc/passwd")
+        lines = list[str]()
+        with suppress(OSError):
+            passwd = (root or scratch) / "etc/passwd"
+            lines = passwd.read_text(encoding="utf-8", errors="replace").splitlines()
+        entries = [line.split(":") for line in lines]
+        # lines that cannot be read are skipped
+        sound = [e for e in entries if len(e) == 7 and e[2].isdigit() and e[3].isdigit()]
+        accounts = {e[0]: (int(e[2]), int(e[3]), e[5]) for e in sound}
+        # a config's user is a number or the name of an account
+        first, _, second = (config.runs.user or "0:0").partition(":")
+        user = accounts.get(first)
+        if first.isdigit():
+            homes = {uid: home for uid, _, home in accounts.values()}
+            gid = int(second) if second.isdigit() else 0
+            user = (int(first), gid, homes.get(int(first), "/"))
         yield Box(
             root=root or scratch,
             image=reference,
@@ -233,24 +233,6 @@ def compile_bytecode(root: Path, to: Path) -> Path | None:
         proc.read(command, env=proc.child_environment(**{BYTECODE_VARIABLE: str(to)}))
     # below the prefix comes the whole path of each file
     return to / root.resolve().relative_to("/")
-
-
-def find_user(user: str, passwd: Path) -> tuple[int, int, str] | None:
-    """Finds uid, gid and home of a config's user, which is a number or the name of an account."""
-    try:
-        lines = passwd.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    entries = [line.split(":") for line in lines]
-    # lines that cannot be read are skipped
-    sound = [e for e in entries if len(e) == 7 and e[2].isdigit() and e[3].isdigit()]
-    accounts = {e[0]: (int(e[2]), int(e[3]), e[5]) for e in sound}
-    first, _, second = user.partition(":")
-    if not first.isdigit():
-        return accounts.get(first)
-    homes = {uid: home for uid, _, home in accounts.values()}
-    gid = int(second) if second.isdigit() else 0
-    return int(first), gid, homes.get(int(first), "/")
 
 
 def read_owners(store: Store, image: Built, folders: Iterable[str]) -> dict[str, FileRow]:

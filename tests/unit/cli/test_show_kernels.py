@@ -8,7 +8,7 @@ from pipeline.cli.gate_tables import show_kernels, show_numbers
 from pipeline.images.gate.evidence import CaseVerdict
 from pipeline.images.gate.smem.results import CaseResult, GateResult
 from tests.unit.cli.test_show_numbers import result
-from tests.unit.gate.numerics.test_numerics import computed, judged, results
+from tests.unit.gate.numerics.test_numerics import answer, computed, results
 from tests.unit.support import ROOT, Command
 
 
@@ -56,7 +56,7 @@ def test_where_nothing_failed_only_the_counts_are_left() -> None:
 
 
 def test_wrong_numbers_stand_first_and_alone_where_only_they_are_asked_for() -> None:
-    mixed = result(results(judged(computed(0.0)), judged(), judged(computed(0.5))))
+    mixed = result(results(answer(computed(0.0)), answer(), answer(computed(0.5))))
     verdicts = [line.split()[2] for line in show_numbers(mixed).splitlines()[3:6]]
     assert verdicts == ["wrong", "unknown", "right"]
     failed = show_numbers(mixed, only_failed=True)
@@ -78,9 +78,9 @@ def test_a_run_says_how_much_of_it_was_judged_before(kept: list[bool], said: str
 
 
 def test_numbers_that_were_computed_before_say_so() -> None:
-    before = judged(computed(0.0)).model_copy(update={"cached": True})
-    assert show_numbers(result(results(before))).endswith("1 right in 0.0 s, all judged before")
-    assert "before" not in show_numbers(result(results(judged(computed(0.0)))))
+    before = results(answer(computed(0.0)), cached=True)
+    assert show_numbers(result(before)).endswith("1 right in 0.0 s, all judged before")
+    assert "before" not in show_numbers(result(results(answer(computed(0.0)))))
 
 
 @pytest.mark.parametrize("other", ["--json", "--discover"])

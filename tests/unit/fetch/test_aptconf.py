@@ -7,12 +7,17 @@ import pytest
 from pipeline.core.errors import MirrorUnknown
 from pipeline.core.net.http import NetClient
 from pipeline.core.net.settings import NetworkSettings
-from pipeline.images.fetch.sources import DebianMirror, Sources, find_mirror
+from pipeline.images.fetch.sources import DebianMirror, Sources, debian_mirror
 from pipeline.images.lock.model import DebPin
 
 MAIN = "http://mirror.example.invalid/debian"
 SECURITY = "http://mirror.example.invalid/debian-security"
 BOTH = DebianMirror((MAIN,), (SECURITY,))
+
+
+@pytest.fixture(autouse=True)
+def no_named_mirror(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SM120_DEBIAN_MIRROR", raising=False)
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -29,7 +34,7 @@ def test_a_deb822_file_gives_both_archives(tmp_path: Path) -> None:
         "Components: main\nSigned-By: /usr/share/keyrings/debian-archive-keyring.gpg\n\n"
         f"Types: deb\nURIs: {SECURITY}\nSuites: bookworm-security\nComponents: main\n",
     )
-    assert find_mirror(tmp_path) == BOTH
+    assert debian_mirror(tmp_path) == BOTH
 
 
 def test_a_one_line_file_gives_both_archives(tmp_path: Path) -> None:
@@ -42,7 +47,7 @@ def test_a_one_line_file_gives_both_archives(tmp_path: Path) -> None:
         f"deb [arch=amd64 signed-by=/x/debian-archive-keyring.gpg] {MAIN} bookworm main # ours\n"
         f"deb {SECURITY} bookworm-security main contrib\n",
     )
-    assert find_mirror(tmp_path) == BOTH
+    assert debian_mirror(tmp_path) == BOTH
 
 
 def test_files_are_read_in_order_and_an_address_counts_once(tmp_path: Path) -> None:
@@ -53,7 +58,7 @@ def test_files_are_read_in_order_and_an_address_counts_once(tmp_path: Path) -> N
         "etc/apt/sources.list.d/a.list",
         f"deb {MAIN}/ stable main\ndeb {other} trixie main\n",
     )
-    assert find_mirror(tmp_path).main == (MAIN, other)
+    assert debian_mirror(tmp_path).main == (MAIN, other)
 
 
 def test_a_mirror_list_on_disk_is_followed(tmp_path: Path) -> None:
@@ -64,7 +69,7 @@ def test_a_mirror_list_on_disk_is_followed(tmp_path: Path) -> None:
         "Types: deb\nURIs: mirror+file:///etc/apt/mirrors/debian.list\n"
         "Suites: bookworm\nComponents: main\n",
     )
-    assert find_mirror(tmp_path).main == (MAIN, MAIN + "2")
+    assert debian_mirror(tmp_path).main == (MAIN, MAIN + "2")
 
 
 def test_a_locked_path_says_which_archive_it_lies_in() -> None:
@@ -98,7 +103,7 @@ def test_a_locked_path_says_which_archive_it_lies_in() -> None:
 def test_what_does_not_serve_debian_is_passed_over(tmp_path: Path, line: str) -> None:
     write(tmp_path, "etc/apt/sources.list", line + "\n")
     with pytest.raises(MirrorUnknown) as caught:
-        find_mirror(tmp_path)
+        debian_mirror(tmp_path)
     assert "SM120_DEBIAN_MIRROR" in caught.value.hint
 
 
@@ -118,13 +123,13 @@ def test_a_deb822_source_that_is_off_or_not_debian_is_passed_over(
 ) -> None:
     write(tmp_path, "etc/apt/sources.list.d/debian.sources", text.format(MAIN))
     with pytest.raises(MirrorUnknown):
-        find_mirror(tmp_path)
+        debian_mirror(tmp_path)
 
 
 def test_a_disabled_file_name_is_not_read(tmp_path: Path) -> None:
     write(tmp_path, "etc/apt/sources.list.d/debian.list.save", f"deb {MAIN} bookworm main\n")
     with pytest.raises(MirrorUnknown):
-        find_mirror(tmp_path)
+        debian_mirror(tmp_path)
 
 
 def test_python_apts_template_answers_on_an_ubuntu_host(tmp_path: Path) -> None:
@@ -138,7 +143,7 @@ def test_python_apts_template_answers_on_an_ubuntu_host(tmp_path: Path) -> None:
         f"Suite: {{series}}-security\nBaseURI: {SECURITY}/\n\n"
         "Suite: {series}-updates\nBaseURI: http://no.example.invalid/\n",
     )
-    assert find_mirror(tmp_path) == BOTH
+    assert debian_mirror(tmp_path) == BOTH
 
 
 def test_the_hosts_own_mirror_comes_before_any_template(tmp_path: Path) -> None:
@@ -148,4 +153,4 @@ def test_the_hosts_own_mirror_comes_before_any_template(tmp_path: Path) -> None:
         "usr/share/python-apt/templates/Debian.info",
         "Suite: {series}-security\nBaseURI: http://public.example.invalid/debian\n",
     )
-    assert find_mirror(tmp_path) == DebianMirror((MAIN,), ())
+    assert debian_mirror(tmp_path) == DebianMirror((MAIN,), ())

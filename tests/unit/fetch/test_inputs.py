@@ -24,7 +24,6 @@ from pipeline.core.net import timing
 from pipeline.core.net.http import NetClient
 from pipeline.core.net.settings import NetworkSettings
 from pipeline.core.net.timing import HttpLimits
-from pipeline.images.fetch import sources
 from pipeline.images.fetch.inputs import Fetcher, collect
 from pipeline.images.fetch.sources import DebianMirror, Sources
 from pipeline.images.lock.model import Pin, WheelPin
@@ -434,8 +433,16 @@ def test_a_folder_of_wrong_sizes_does_not_cost_what_was_downloaded(
 def test_a_file_that_vanishes_from_a_folder_does_not_hide_the_index(
     store: Store, server: FaultServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = tmp_path / "gone"
-    monkeypatch.setattr(sources, "_in_folder", lambda folder, pin: iter([gone]))
+    is_file = Path.is_file
+
+    def vanishes(path: Path) -> bool:
+        was_there = is_file(path)
+        if path == tmp_path / NAME:
+            path.unlink(missing_ok=True)
+        return was_there
+
+    (tmp_path / NAME).write_bytes(DATA)
+    monkeypatch.setattr(Path, "is_file", vanishes)
     server.add(NAME, DATA)
     fetch(store, NetworkSettings(indexes=(server.index,), folders=(tmp_path,)))
 

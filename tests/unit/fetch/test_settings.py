@@ -22,8 +22,8 @@ from pipeline.core.net.settings import (
     with_login,
 )
 from pipeline.core.net.timing import HttpLimits
+from pipeline.images.fetch import inputs
 from pipeline.images.fetch.index import find_file
-from pipeline.images.fetch.inputs import uv_environment
 from pipeline.images.fetch.sources import DebianMirror, Sources, debian_mirror, read_below
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import FaultServer
@@ -367,14 +367,19 @@ def test_no_error_about_a_proxy_shows_its_password() -> None:
     assert SECRET not in str(caught.value)
 
 
-def test_uv_gets_the_same_settings_and_no_password_is_an_argument(tmp_path: Path) -> None:
+def test_uv_gets_the_same_settings_and_no_password_is_an_argument(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = NetworkSettings(
         indexes=(INDEX, OTHER),
         folders=(tmp_path, tmp_path / "gone"),
         ca_file="/ca.pem",
         proxy="http://p:1",
     )
-    assert uv_environment(settings) == {
+    monkeypatch.setattr(inputs, "read_settings", lambda: settings)
+    ask = inputs.make_transport()
+    assert ask.index_args == []
+    assert ask.index_env == {
         "UV_DEFAULT_INDEX": INDEX,
         "UV_INDEX": OTHER,
         "UV_FIND_LINKS": str(tmp_path),
@@ -382,7 +387,8 @@ def test_uv_gets_the_same_settings_and_no_password_is_an_argument(tmp_path: Path
         "HTTP_PROXY": "http://p:1",
         "HTTPS_PROXY": "http://p:1",
     }
-    assert uv_environment(NetworkSettings(indexes=(PYPI_SIMPLE_ENDPOINT,))) == {}
+    settings = NetworkSettings(indexes=(PYPI_SIMPLE_ENDPOINT,))
+    assert inputs.make_transport().index_env == {}
 
 
 def test_a_place_is_a_folder_or_an_address() -> None:

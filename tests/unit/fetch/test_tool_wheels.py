@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from pydantic import ValidationError
@@ -18,9 +20,7 @@ from pipeline.images.fetch.tool import (
     ToolTarget,
     collect_tool,
     own_python,
-    pip_download,
     rounds,
-    wanted_requirements,
 )
 from tests.unit.support import ROOT
 
@@ -40,37 +40,61 @@ four==4.0 ; python_full_version < '3.12' \\
 """
 
 
-def names(target: ToolTarget) -> list[str]:
-    return [line.partition("==")[0] for line in wanted_requirements(LOCK, target)]
+class Pip:
+    """Stands for pip, and keeps what it was asked for."""
+
+    def __init__(self, code: int = 0, errors: str = "") -> None:
+        self.code, self.errors = code, errors
+        self.commands: list[list[str]] = []
+        self.texts: list[str] = []
+
+    def read(self, args: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        self.commands.append(args)
+        self.texts.append(Path(args[-1]).read_text())
+        folder = Path(args[args.index("--dest") + 1])
+        (folder / "one-1.0-py3-none-any.whl").write_bytes(b"1234")
+        return subprocess.CompletedProcess(args, self.code, b"", self.errors.encode())
+
+    def asked(self, root: Path, target: ToolTarget) -> list[str]:
+        """The requirements that are collected for a machine."""
+        self.texts.clear()
+        with mock.patch.object(proc, "read", self.read), tempfile.TemporaryDirectory() as folder:
+            collect_tool(root, target, Path(folder))
+        return [line for text in self.texts for line in text.splitlines()]
 
 
-def test_conditions_are_judged_for_the_other_machine() -> None:
-    assert names(AMD64) == ["one", "three"]
-    assert names(ARM64) == ["one", "four"]
-    (first, *_) = wanted_requirements(LOCK, AMD64)
-    assert re.sub(" +", " ", first) == "one==1.0 --hash=sha256:aa --hash=sha256:bb"
+def checkout(root: Path, lock: str = LOCK) -> Path:
+    folder = root / "lockfiles" / "tool"
+    folder.mkdir(parents=True)
+    for group in GROUPS:
+        (folder / f"{group}.txt").write_text(lock)
+    return root
 
 
-def test_what_any_release_of_a_python_needs_is_collected() -> None:
+def test_conditions_are_judged_for_the_other_machine(tmp_path: Path) -> None:
+    root = checkout(tmp_path)
+    wanted = {each: Pip().asked(root, each) for each in (AMD64, ARM64)}
+    names = {each: [line.partition("==")[0] for line in wanted[each]] for each in wanted}
+    assert names == {AMD64: ["one", "three"], ARM64: ["one", "four"]}
+    first = re.sub(" +", " ", wanted[AMD64][0])
+    assert first == "one==1.0 --hash=sha256:aa --hash=sha256:bb"
+
+
+def test_what_any_release_of_a_python_needs_is_collected(tmp_path: Path) -> None:
     lock = (
         "a==1.0 ; python_full_version < '3.12.5' --hash=sha256:aa\n"
         "a==2.0 ; python_full_version >= '3.12.5' --hash=sha256:bb\n"
         "b==1.0 ; python_version < '3.12' --hash=sha256:cc\n"
     )
-    assert [line.partition(" ")[0] for line in wanted_requirements(lock, AMD64)] == [
-        "a==1.0",
-        "a==2.0",
-    ]
+    lines = Pip().asked(checkout(tmp_path, lock), AMD64)
+    assert [line.partition(" ")[0] for line in lines] == ["a==1.0", "a==2.0"]
 
 
 @pytest.mark.parametrize("target", [AMD64, ARM64])
 def test_every_locked_package_of_the_tool_keeps_its_hashes(target: ToolTarget) -> None:
-    for group in GROUPS:
-        lines = list(
-            wanted_requirements((ROOT / "lockfiles" / "tool" / f"{group}.txt").read_text(), target)
-        )
-        assert lines
-        assert all(re.match(r"[\w.-]+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
+    lines = Pip().asked(ROOT, target)
+    assert lines
+    assert all(re.match(r"[\w.-]+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
 
 
 def test_groups_are_downloaded_together_unless_they_locked_two_versions() -> None:
@@ -80,7 +104,9 @@ def test_groups_are_downloaded_together_unless_they_locked_two_versions() -> Non
 
 
 def test_pip_is_asked_for_wheels_of_that_machine_alone(tmp_path: Path) -> None:
-    command = pip_download(tmp_path / "r.txt", AMD64, tmp_path)
+    pip = Pip()
+    pip.asked(checkout(tmp_path), AMD64)
+    (command,) = pip.commands
     asked = [value for word, value in pairwise(command) if word == "--platform"]
     assert "manylinux2014_x86_64" in asked
     assert all(name.endswith("_x86_64") for name in asked)
@@ -88,42 +114,19 @@ def test_pip_is_asked_for_wheels_of_that_machine_alone(tmp_path: Path) -> None:
     assert {"--require-hashes", "--only-binary", "--no-deps"} <= {*command}
 
 
-def fake_pip(monkeypatch: pytest.MonkeyPatch, code: int, errors: str) -> list[str]:
-    """Stands for pip, and tells what it was asked for."""
-    texts: list[str] = []
-
-    def read(args: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
-        texts.append(Path(args[-1]).read_text())
-        folder = Path(args[args.index("--dest") + 1])
-        (folder / "one-1.0-py3-none-any.whl").write_bytes(b"1234")
-        return subprocess.CompletedProcess(args, code, b"", errors.encode())
-
-    monkeypatch.setattr(proc, "read", read)
-    return texts
-
-
-def checkout(tmp_path: Path) -> Path:
-    folder = tmp_path / "lockfiles" / "tool"
-    folder.mkdir(parents=True)
-    for group in GROUPS:
-        (folder / f"{group}.txt").write_text(LOCK)
-    return tmp_path
-
-
 def test_what_lies_in_the_folder_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = fake_pip(monkeypatch, 0, "")
+    pip = Pip()
+    monkeypatch.setattr(proc, "read", pip.read)
     assert collect_tool(checkout(tmp_path), AMD64, tmp_path / "usb" / "tool") == (1, 4)
-    assert [text.count("one==1.0") for text in asked] == [1], "groups share their packages"
+    assert [text.count("one==1.0") for text in pip.texts] == [1], "groups share their packages"
 
 
-def test_a_wheel_that_no_index_has_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_pip(monkeypatch, 1, "noise\nERROR: No matching distribution found for one==1.0\nmore")
+def test_a_wheel_that_no_index_has_is_named(tmp_path: Path) -> None:
+    pip = Pip(1, "noise\nERROR: No matching distribution found for one==1.0\nmore")
     with pytest.raises(SourceUnreachable, match=r"linux/amd64 and Python 3\.12: No matching .*one"):
-        collect_tool(checkout(tmp_path), AMD64, tmp_path / "tool")
+        pip.asked(checkout(tmp_path), AMD64)
 
 
 @pytest.mark.parametrize("python", ["3", "2.7", "3.11.4", "3.x", "latest"])

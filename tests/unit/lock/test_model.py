@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from pipeline.images.lock.model import (
     WheelPin,
     current_lock,
     diff_locks,
-    dump_lock,
     read_lock,
     sealed_lock,
     write_lock,
@@ -64,6 +64,13 @@ def lock_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("locks") / "tiny.amd64.lock.yaml"
 
 
+def written(lock: ImageLock) -> str:
+    """The text of a lock's file."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_lock(Path(folder, "lock.yaml"), lock)
+        return Path(folder, "lock.yaml").read_text()
+
+
 def read_text(path: Path, text: str) -> ImageLock:
     path.write_text(text)
     return read_lock(path)
@@ -74,9 +81,9 @@ def read_text(path: Path, text: str) -> ImageLock:
 def test_a_lock_is_read_as_it_was_written_and_names_no_place(
     lock_path: Path, lock: ImageLock
 ) -> None:
-    text = dump_lock(lock)
+    text = written(lock)
     assert read_text(lock_path, text) == lock
-    assert dump_lock(read_lock(lock_path)) == text
+    assert written(read_lock(lock_path)) == text
     assert "://" not in text
     assert text.endswith("\n")
 
@@ -84,7 +91,7 @@ def test_a_lock_is_read_as_it_was_written_and_names_no_place(
 @pytest.mark.parametrize("name", ["123", "1.5", "null", "true", "yes", "0x1f", "2026-01-01"])
 def test_a_name_that_yaml_takes_for_something_else_survives(lock_path: Path, name: str) -> None:
     lock = sealed_lock(name, AMD64, DIGEST, None, [], [])
-    assert read_text(lock_path, dump_lock(lock)).image == name
+    assert read_text(lock_path, written(lock)).image == name
 
 
 def test_the_seal_does_not_hang_on_the_order_in_which_pins_were_found() -> None:
@@ -95,7 +102,7 @@ def test_the_seal_does_not_hang_on_the_order_in_which_pins_were_found() -> None:
 
 def changed_fields() -> list[tuple[str, str]]:
     """A lock's text with each value in it changed, one at a time."""
-    text, edits = dump_lock(LOCK), []
+    text, edits = written(LOCK), []
     for field in ("image", "platform", "spec", "seal", "base_lock", "format"):
         line = next(row for row in text.splitlines() if row.startswith(f"{field}:"))
         other = {
@@ -120,19 +127,19 @@ def changed_fields() -> list[tuple[str, str]]:
 def test_a_lock_in_which_anything_was_changed_is_refused(
     lock_path: Path, field: str, text: str
 ) -> None:
-    assert text != dump_lock(LOCK)
+    assert text != written(LOCK)
     with pytest.raises(LockEdited):
         read_text(lock_path, text)
 
 
-@pytest.mark.parametrize("cut", range(2, len(dump_lock(LOCK)), 29))
+@pytest.mark.parametrize("cut", range(2, len(written(LOCK)), 29))
 def test_a_truncated_lock_is_refused(lock_path: Path, cut: int) -> None:
     with pytest.raises(LockEdited):
-        read_text(lock_path, dump_lock(LOCK)[:-cut])
+        read_text(lock_path, written(LOCK)[:-cut])
 
 
 def test_an_added_address_is_refused(lock_path: Path) -> None:
-    text = dump_lock(LOCK).replace('"sha256"', '"url": "https://example.invalid/x", "sha256"', 1)
+    text = written(LOCK).replace('"sha256"', '"url": "https://example.invalid/x", "sha256"', 1)
     with pytest.raises(LockEdited, match="url"):
         read_text(lock_path, text)
 
@@ -219,7 +226,7 @@ def test_a_lock_on_an_older_base_is_stale(checkout: Checkout) -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "lockfiles" / "images").glob("*.yaml")), ids=str)
 def test_the_committed_locks_are_whole_and_name_no_place(path: Path) -> None:
-    assert dump_lock(read_lock(path)) == path.read_text()
+    assert written(read_lock(path)) == path.read_text()
     assert "://" not in path.read_text()
 
 

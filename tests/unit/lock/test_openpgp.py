@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from pipeline.core.errors import SignatureInvalid
 from pipeline.images.lock.release import (
     DEBIAN_12_KEYRING,
-    KeyUnreadable,
-    binary_keyring,
+    read_keyring,
     sha1_bound,
 )
 from tests.testbed.signer import Signer, new_old_signer, new_signer
@@ -70,22 +71,28 @@ def test_bytes_that_are_no_packets_are_left_to_gpgv(old: Signer) -> None:
         assert sha1_bound(data) == frozenset()
 
 
-def test_a_keybox_and_a_binary_key_are_taken_as_they_are(old: Signer) -> None:
+def keys_in(tmp_path: Path, data: bytes) -> bytes:
+    path = tmp_path / "keys.gpg"
+    path.write_bytes(data)
+    return read_keyring(path)
+
+
+def test_a_keybox_and_a_binary_key_are_taken_as_they_are(old: Signer, tmp_path: Path) -> None:
     keybox = b"\x00\x00\x00\x20\x01\x01\x00\x02KBXf" + bytes(20)
     for data in (keybox, old.keyring.read_bytes()):
-        assert binary_keyring(data) == data
-    assert binary_keyring(old.armored()) == old.keyring.read_bytes()
+        assert keys_in(tmp_path, data) == data
+    assert keys_in(tmp_path, old.armored()) == old.keyring.read_bytes()
 
 
 @pytest.mark.parametrize("data", [b"", b"key", b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nmDM=\n"])
-def test_what_is_no_key_is_refused(data: bytes) -> None:
-    with pytest.raises(KeyUnreadable):
-        binary_keyring(data)
+def test_what_is_no_key_is_refused(data: bytes, tmp_path: Path) -> None:
+    with pytest.raises(SignatureInvalid, match=r"keys\.gpg holds no OpenPGP public key"):
+        keys_in(tmp_path, data)
 
 
-def test_a_large_file_that_is_no_key_is_refused_at_once() -> None:
+def test_a_large_file_that_is_no_key_is_refused_at_once(tmp_path: Path) -> None:
     begun = time.monotonic()
-    with pytest.raises(KeyUnreadable):
-        binary_keyring(b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n" * 20_000)
+    with pytest.raises(SignatureInvalid):
+        keys_in(tmp_path, b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n" * 20_000)
     assert sha1_bound(b"\x9a" + (70_000).to_bytes(4) + b"\x04" + bytes(69_999)) == frozenset()
     assert time.monotonic() - begun < 5

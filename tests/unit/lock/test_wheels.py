@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from packaging import _manylinux, tags
@@ -11,8 +14,10 @@ from packaging.utils import parse_wheel_filename
 from pipeline.core.errors import ResolveFailed
 from pipeline.core.net.http import NetClient
 from pipeline.core.net.settings import NetworkSettings
-from pipeline.images.fetch.inputs import size_finder, uv_environment
-from pipeline.images.lock.make import Transport, choose_wheels, resolve_wheels, tag_ranks
+from pipeline.images.fetch import inputs
+from pipeline.images.lock import make
+from pipeline.images.lock.make import Transport, resolve_wheels, tag_ranks
+from pipeline.images.lock.model import WheelPin
 from pipeline.images.spec.image import PythonSpec
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import FaultServer
@@ -26,14 +31,21 @@ def pylock(*files: str, **more: Any) -> dict[str, Any]:
     return {"packages": [{"name": "thing", "version": "1.0", "wheels": wheels, **more}]}
 
 
+def choose_wheels(lock: dict[str, Any], spec: PythonSpec, platform: str) -> list[WheelPin]:
+    """The wheels that are chosen where uv answers with this lock."""
+    ask = Transport(nobody, nobody, lambda project, filename, sha256: 1)
+    with mock.patch.object(make, "_ask_uv", return_value=lock):
+        return resolve_wheels(spec, platform, ask)
+
+
 def chosen(*tags: str, platform: str = AMD64, version: str = "3.11") -> str:
     files = [f"thing-1.0-{tag}.whl" for tag in tags]
     spec = PythonSpec(requirements=["thing"], version=version)
     results = set()
     for seed in range(4):
         random.Random(seed).shuffle(files)
-        ((_, _, file, _),) = choose_wheels(pylock(*files), spec, platform)
-        results.add(file)
+        (pin,) = choose_wheels(pylock(*files), spec, platform)
+        results.add(pin.file)
     (only,) = results
     return only.removeprefix("thing-1.0-").removesuffix(".whl")
 
@@ -124,8 +136,9 @@ def test_a_wheel_may_be_known_by_its_address_only() -> None:
     url = "https://example.invalid/a/thing-1.0%2Bcu130-py3-none-any.whl"
     lock = {"packages": [{"name": "Thing", "version": "1.0+cu130", "wheels": [{"url": url}]}]}
     lock["packages"][0]["wheels"][0]["hashes"] = {"sha256": "0" * 64}  # type: ignore[index]
-    (chosen,) = choose_wheels(lock, SPEC, AMD64)
-    assert chosen[:3] == ("thing", "1.0+cu130", "thing-1.0+cu130-py3-none-any.whl")
+    (pin,) = choose_wheels(lock, SPEC, AMD64)
+    file = "thing-1.0+cu130-py3-none-any.whl"
+    assert (pin.name, pin.version, pin.file) == ("thing", "1.0+cu130", file)
 
 
 def test_what_is_left_out_on_purpose_needs_no_wheel() -> None:
@@ -165,11 +178,14 @@ def resolve(
     override: dict[str, str] | None = None,
 ) -> dict[str, tuple[str, int]]:
     spec = PythonSpec(requirements=requirements, override=override or {})
-    client = NetClient(settings, first_wait_s=0.001)
     scratch.mkdir()
-    args = [] if settings.indexes else ["--no-index"]
-    env = {**uv_environment(settings), "UV_CACHE_DIR": str(scratch / "cache")}
-    ask = Transport(nobody, nobody, size_finder(client), args, env)
+    with (
+        mock.patch.object(inputs, "read_settings", return_value=settings),
+        mock.patch.object(inputs, "NetClient", partial(NetClient, first_wait_s=0.001)),
+    ):
+        ask = inputs.make_transport()
+    env = {**ask.index_env, "UV_CACHE_DIR": str(scratch / "cache")}
+    ask = replace(ask, debian=nobody, debian_security=nobody, index_env=env)
     pins = resolve_wheels(spec, platform, ask, needs_cuda=needs_cuda)
     return {p.name: (p.file, p.size_bytes) for p in pins}
 

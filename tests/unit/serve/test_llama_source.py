@@ -11,9 +11,10 @@ import pytest
 
 from pipeline.core.errors import ParserUnreadable, SpecInvalid
 from pipeline.core.files import sha256_of_file
-from pipeline.images.assemble.plan import TreePlan, plan_image
+from pipeline.images.assemble.plan import ImagePlan, TreePlan, plan_image
+from pipeline.images.engine import read_flags
 from pipeline.images.engine.parser_flags import FlagSpec
-from pipeline.images.engine.read_flags import TABLE, read_llama_flags, read_source
+from pipeline.images.engine.read_flags import TABLE, read_llama_flags, read_source_flags
 from pipeline.images.spec.checkout import Checkout
 
 CHECKOUT = Checkout(Path(__file__).parents[3])
@@ -107,13 +108,16 @@ def test_flags_of_other_programs_are_left_out_and_variables_are_kept() -> None:
     assert "LLAMA_ARG_THREADS" in found["variables"]
 
 
-def tree_of(archive: Path) -> TreePlan:
-    """That of llama-cpp, locked to another archive."""
-    (tree,) = plan_image(CHECKOUT, "llama-cpp", "linux/amd64").trees
+def lock_to(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks llama-cpp to another archive."""
     digest = sha256_of_file(archive).removeprefix("sha256:")
-    pin = tree.lock.archive.model_copy(update={"sha256": digest})
-    lock = tree.lock.model_copy(update={"archive": pin})
-    return replace(tree, lock=lock)
+
+    def tree_of(plan: ImagePlan) -> TreePlan:
+        (tree,) = plan.trees
+        pin = tree.lock.archive.model_copy(update={"sha256": digest})
+        return replace(tree, lock=tree.lock.model_copy(update={"archive": pin}))
+
+    monkeypatch.setattr(read_flags, "_engine_tree", tree_of)
 
 
 def archive_with(path: Path, text: str) -> Path:
@@ -125,21 +129,24 @@ def archive_with(path: Path, text: str) -> Path:
     return path
 
 
-def test_the_locked_archive_is_read(tmp_path: Path) -> None:
+def test_the_locked_archive_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = archive_with(tmp_path / "a.tar.gz", TEXT)
-    found = read_source(archive, tree_of(archive))
-    assert found["version"] == "0c1e5709"
-    assert "--threads" in found["flags"]
+    lock_to(archive, monkeypatch)
+    found = read_source_flags(CHECKOUT, "llama-cpp", archive)
+    assert found.version == "0c1e5709"
+    assert "--threads" in found.flags
 
 
 def test_another_archive_is_refused(tmp_path: Path) -> None:
     archive = archive_with(tmp_path / "a.tar.gz", TEXT)
-    (tree,) = plan_image(CHECKOUT, "llama-cpp", "linux/amd64").trees
     with pytest.raises(SpecInvalid, match="is not the archive that llama-cpp is locked to"):
-        read_source(archive, tree)
+        read_source_flags(CHECKOUT, "llama-cpp", archive)
 
 
-def test_a_source_without_the_table_is_no_parser_without_flags(tmp_path: Path) -> None:
+def test_a_source_without_the_table_is_no_parser_without_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     archive = archive_with(tmp_path / "a.tar.gz", "int main() {}\n")
+    lock_to(archive, monkeypatch)
     with pytest.raises(ParserUnreadable, match="holds no table of flags"):
-        read_source(archive, tree_of(archive))
+        read_source_flags(CHECKOUT, "llama-cpp", archive)

@@ -16,7 +16,6 @@ from pipeline.images.spec.new import (
     copy_image,
     new_image,
     next_patch_name,
-    with_field,
     with_patch,
 )
 from tests.makers import AMD64, patch_spec, root_image
@@ -51,10 +50,13 @@ def test_a_patch_is_added_last_and_nothing_else_changes(form: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["name: a\nenv: {}\n", "name: a", '{"name": "a"}\n'])
-def test_a_field_is_added_last(text: str) -> None:
-    added = with_field(text, "patches", "patches/series.yaml")
-    assert yaml.safe_load(added)["patches"] == "patches/series.yaml"
-    assert yaml.safe_load(added)["name"] == "a"
+def test_the_first_patch_adds_the_series_as_the_last_field(checkout: Checkout, text: str) -> None:
+    spec, path = checkout.spec("root").on(AMD64), checkout.folder("root") / "image.yaml"
+    path.write_text(text)
+    add_to_series(checkout, spec, one(file="0001-a.patch"), "first\n")
+    added = yaml.safe_load(path.read_text())
+    assert added == {**yaml.safe_load(text), "patches": "patches/series.yaml"}
+    assert list(added)[-1] == "patches"
 
 
 def test_a_new_image_is_read_back(checkout: Checkout) -> None:

@@ -6,25 +6,22 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from pipeline.artifacts.containers.box import Box, Kind, Running
+from pipeline.artifacts.oci.config import ImageConfig, read_image_config
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import StepFailed
 from pipeline.images.assemble.image import Built
 from pipeline.images.gate.runs import ImageRun
 from pipeline.images.start_test import prove
 from pipeline.images.start_test.inside.check import MARK
-from pipeline.images.start_test.prove import (
-    emulator_for,
-    find_user,
-    prove_start,
-)
-from tests.makers import AMD64, build_in, make_deb, root_image
+from pipeline.images.start_test.prove import prove_start
+from tests.makers import build_in, make_deb, root_image
 from tests.testbed.deb_file import Item
 
 Script = Callable[[Box], tuple[list[str], int]]
@@ -63,6 +60,13 @@ def native(monkeypatch: pytest.MonkeyPatch) -> None:
     """The image is for this machine, and nothing changes owners."""
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(prove, "give_owners", lambda root, rows: None)
+
+
+def config_with(world: tuple[Store, Built], user: str) -> ImageConfig:
+    """The image's config, for another user."""
+    store, built = world
+    config = read_image_config(store.read_blob(built.record.config))
+    return config.model_copy(update={"settings": config.runs.model_copy(update={"user": user})})
 
 
 def line(check: str, verdict: str, **more: Any) -> str:
@@ -164,16 +168,18 @@ def test_a_line_that_is_no_verdict_counts_for_nothing(
 def test_a_user_whom_the_image_does_not_know_is_caught_before_anything_runs(
     world: tuple[Store, Built], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prove, "find_user", lambda user, accounts: None)
+    config = config_with(world, "nobody")
+    monkeypatch.setattr(prove, "read_image_config", lambda data: config)
     run = proved(world, lambda box: cast("tuple[list[str], int]", None))
     assert [test.name for test in run.tests] == ["user"]
     assert run.verdict == "failed"
 
 
 def test_an_image_for_another_processor_is_unknown_without_an_emulator(
-    world: tuple[Store, Built], monkeypatch: pytest.MonkeyPatch
+    world: tuple[Store, Built], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prove, "emulator_for", lambda platform: None)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(prove, "_BINFMT", tmp_path)
     run = proved(world, lambda box: cast("tuple[list[str], int]", None))
     assert run.verdict == "unknown"
     assert "no emulator is registered" in run.tests[0].message
@@ -185,18 +191,26 @@ REGISTERED = "enabled\ninterpreter /usr/bin/qemu\nflags: {}\n"
 @pytest.mark.parametrize(
     ("text", "want"),
     [
-        (REGISTERED.format("PF"), "qemu-aarch64"),
+        (REGISTERED.format("PF"), "qemu-x86_64"),
         (REGISTERED.format("P"), None),
         (REGISTERED.format("PF").replace("enabled", "disabled"), None),
         ("", None),
     ],
 )
 def test_an_emulator_counts_where_it_works_in_other_roots(
-    tmp_path: Path, text: str, want: str | None
+    world: tuple[Store, Built],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    want: str | None,
 ) -> None:
-    (tmp_path / "qemu-aarch64").write_text(text)
-    assert emulator_for("linux/arm64", tmp_path) == want
-    assert emulator_for(AMD64, tmp_path) == ""
+    (tmp_path / "qemu-x86_64").write_text(text)
+    monkeypatch.setattr(prove, "_BINFMT", tmp_path)
+    assert proved(world, lambda box: (every(box), 0)).machine["emulator"] == "none"
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    run = proved(world, lambda box: (every(box), 0))
+    assert run.machine["emulator"] == (want or "none")
+    assert (run.tests[0].name == "processor") == (want is None)
 
 
 @pytest.mark.parametrize(
@@ -210,15 +224,29 @@ def test_an_emulator_counts_where_it_works_in_other_roots(
         ("engine:staff", (1000, 1001, "/home/e")),
         ("bad", None),
         ("nobody", None),
-        ("", None),
+        ("", (0, 0, "/root")),
     ],
 )
 def test_a_user_is_a_number_or_an_account_of_passwd(
-    tmp_path: Path, user: str, want: tuple[int, int, str] | None
+    world: tuple[Store, Built],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    user: str,
+    want: tuple[int, int, str] | None,
 ) -> None:
-    path = tmp_path / "passwd"
-    path.write_text(
-        "root:*:0:0:root:/root:/bin/sh\nbad:line\nengine:x:1000:1001::/home/e:/bin/sh\n"
-    )
-    assert find_user(user, path) == want
-    assert find_user("5:6", tmp_path / "nothing") == (5, 6, "/")
+    passwd = "root:*:0:0:root:/root:/bin/sh\nbad:line\nengine:x:1000:1001::/home/e:/bin/sh\n"
+    monkeypatch.setattr(prove, "unpacked", lambda store, image: nullcontext(tmp_path))
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "passwd").write_text(passwd)
+    assert user_of(world, tmp_path / "a", user) == (want or (None, None, "/"))
+    (tmp_path / "etc" / "passwd").unlink()
+    assert user_of(world, tmp_path / "b", "5:6") == (5, 6, "/")
+
+
+def user_of(
+    world: tuple[Store, Built], scratch: Path, user: str
+) -> tuple[int | None, int | None, str]:
+    scratch.mkdir()
+    config, way = config_with(world, user), FakeWay(lambda box: ([], 0))
+    with prove._box(*world, way, config, scratch) as box:
+        return *(box.user or (None, None)), box.env["HOME"]

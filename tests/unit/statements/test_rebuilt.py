@@ -1,19 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 from unittest import mock
 
 import pytest
 
-from pipeline.artifacts.oci.record import Kind
+from pipeline.artifacts.oci.record import Kind, WrittenLayer
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.errors import NotReproducible, StoreDamaged
 from pipeline.evidence.statements.rebuilt import compare_builds
 from pipeline.images.assemble import locked_layers as pinned
 from pipeline.images.assemble.image import Built, assemble_images
-from pipeline.images.assemble.layer import Entry, with_parents
-from pipeline.images.assemble.plan import LayerPlan
+from pipeline.images.assemble.layer import Entry, with_parents, write_layer
 from tests.makers import (
     build_in,
     file_in_image,
@@ -70,15 +71,13 @@ def test_a_rebuild_from_nothing_is_identical(world: World) -> None:
 def test_a_rebuild_that_differs_names_the_file(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = pinned.layer_entries
-
-    def changed(store: Store, layer: LayerPlan, scratch: Path) -> list[Entry]:
+    def changed(entries: Iterable[Entry], out: BinaryIO) -> WrittenLayer:
         more = Entry("stray", Kind.FILE, 0o644, b"1")
-        return with_parents([*real(store, layer, scratch), more])
+        return write_layer(with_parents([*entries, more]), out)
 
     empty = open_store(tmp_path / "empty")
     fetcher = folder_fetcher(empty, world.mirror)
-    monkeypatch.setattr(pinned, "layer_entries", changed)
+    monkeypatch.setattr(pinned, "write_layer", changed)
     plans = [world.first.plan]
     with mock.patch.object(pinned, "_workers", threads):
         second = assemble_images(world.checkout, empty, plans, lambda: fetcher, judge=False)[0]

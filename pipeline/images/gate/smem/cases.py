@@ -408,7 +408,18 @@ def _resolved(argument: Argument, sizes: Mapping[str, int], label: str) -> dict[
     """Writes an argument as plain JSON, its sizes as numbers."""
 
     def number(size: Size) -> int:
-        return dimension_of(size, sizes, label)
+        if isinstance(size, int):
+            return size
+        # products of numbers and named dimensions
+        product = 1
+        for part in size.split("*"):
+            if re.fullmatch(r"\d{1,12}", part):
+                product *= int(part)
+            elif part in sizes:
+                product *= sizes[part]
+            else:
+                raise GateInvalid(f"{label}: there is no dimension {part!r}")
+        return product
 
     def all_of(named: Mapping[str, Argument]) -> dict[str, Any]:
         return {key: _resolved(inner, sizes, label) for key, inner in named.items()}
@@ -434,18 +445,3 @@ def _resolved(argument: Argument, sizes: Mapping[str, int], label: str) -> dict[
     if argument.fields is not None:
         return {"fields": all_of(argument.fields)}
     return argument.model_dump(exclude_unset=True)
-
-
-def dimension_of(size: Size, sizes: Mapping[str, int], label: str) -> int:
-    """A size as a number: products of numbers and named dimensions."""
-    if isinstance(size, int):
-        return size
-    product = 1
-    for part in size.split("*"):
-        if re.fullmatch(r"\d{1,12}", part):
-            product *= int(part)
-        elif part in sizes:
-            product *= sizes[part]
-        else:
-            raise GateInvalid(f"{label}: there is no dimension {part!r}")
-    return product

@@ -57,22 +57,16 @@ class EngineKernels(Frozen):
 
 
 def engine_kernels(store: Store, tree: EngineTree) -> EngineKernels:
-    """Finds the kernels of an engine; the store keeps them by its code and this reader's own."""
+    """Finds every Triton function of an engine; the store keeps them by its code and our own."""
     reader = sha256_of(Path(__file__).read_bytes())
     key = sha256_of(canonical_json([reader, tree.digest])).removeprefix("sha256:")
     path = store.root / "gate" / "kernels-of" / f"{key}.json"
     try:
-        kernels = EngineKernels.model_validate_json(path.read_bytes())
+        known = EngineKernels.model_validate_json(path.read_bytes())
         mark_used(path)
+        return known
     except (OSError, ValidationError):
-        kernels = find_kernels(tree.folder, tree.package)
-        write_bytes(path, kernels.model_dump_json().encode())
-    return kernels
-
-
-def find_kernels(folder: Path, package: str) -> EngineKernels:
-    """Finds every Triton function of a package."""
-    modules = _read(folder, package)
+        modules = _read(tree.folder, tree.package)
     places = {(m.name, name) for m in modules.values() for name in m.jits}
     launched: dict[Place, set[str]] = {}
     called: set[Place] = set()
@@ -91,12 +85,14 @@ def find_kernels(folder: Path, package: str) -> EngineKernels:
     ]
     own = [k for k in kernels if not _ELSEWHERE.search(k.module)]
     rest = sorted(places - launched.keys())
-    return EngineKernels(
+    found = EngineKernels(
         kernels=sorted(own, key=lambda k: (k.module, k.line)),
         elsewhere=[(k.module, k.name) for k in kernels if _ELSEWHERE.search(k.module)],
         helpers=[place for place in rest if place in called],
         idle=[place for place in rest if place not in called],
     )
+    write_bytes(path, found.model_dump_json().encode())
+    return found
 
 
 def _read(folder: Path, package: str) -> dict[str, _Module]:

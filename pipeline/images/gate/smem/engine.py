@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -126,9 +126,13 @@ def for_host(
         # torch only carries the tensors; anything else must be the image's own version
         if pin.name != "torch":
             raise
-        for version in nearest_versions(Version(pin.version), finder.versions(pin.name))[
-            :MOST_TRIED
-        ]:
+        # by how far they are in the list of published ones, the newer of two first
+        wanted = Version(pin.version)
+        ordered = sorted({*finder.versions(pin.name), wanted})
+        place = ordered.index(wanted)
+        near = sorted(ordered, key=lambda v: (abs(ordered.index(v) - place), v < wanted))
+        released = [v for v in near if v != wanted and not v.is_prerelease]
+        for version in released[:MOST_TRIED]:
             with suppress(ResolveFailed):
                 wheel = finder.find(pin.name, str(version), python, host)
                 break
@@ -139,14 +143,6 @@ def for_host(
         )
     write_bytes(path, wheel.model_dump_json().encode())
     return wheel
-
-
-def nearest_versions(wanted: Version, offered: Sequence[Version]) -> list[Version]:
-    """Sorts versions by how far they are in the list of published ones, the newer of two first."""
-    ordered = sorted({*offered, wanted})
-    place = ordered.index(wanted)
-    by_distance = sorted(ordered, key=lambda v: (abs(ordered.index(v) - place), v < wanted))
-    return [v for v in by_distance if v != wanted and not v.is_prerelease]
 
 
 @dataclass(frozen=True)
@@ -296,25 +292,23 @@ def _folder(context: GateContext, pin: WheelPin) -> Path:
 def patched(
     tree: EngineTree, patches: Sequence[PatchSpec], folder: Path, context: GateContext
 ) -> EngineTree:
-    """Applies patches to a tree; each must fit exactly, but the version may be another."""
+    """Applies patches to a tree; each must fit exactly, but the version may be another.
+
+    The new tree has its own copies of the changed files, and links to all others.
+    """
     changed: dict[str, bytes] = {}
     for spec in patches:
         for change in patch.parse(read_patch(folder / spec.file), spec.file):
             before = changed.get(change.path) or _read(tree.folder, change.path, spec.file)
             changed[change.path] = patch.apply(change, before, spec.file)
-    return with_files(tree, changed, context)
-
-
-def with_files(tree: EngineTree, changed: Mapping[str, bytes], context: GateContext) -> EngineTree:
-    """Replaces some files of a tree; the rest are links to the same files."""
     if not changed:
         return tree
     sums = {path: sha256_of(data) for path, data in changed.items()}
     digest = sha256_of(canonical_json([FORMAT, tree.digest, sums]))
-    folder = tree.folder.with_name(digest.removeprefix("sha256:")[:32])
-    with context.store.locked(f"gate-{folder.name}"):
-        if not folder.is_dir():
-            with context.store.scratch() as scratch, os_errors_explained(folder):
+    target = tree.folder.with_name(digest.removeprefix("sha256:")[:32])
+    with context.store.locked(f"gate-{target.name}"):
+        if not target.is_dir():
+            with context.store.scratch() as scratch, os_errors_explained(target):
                 copy = scratch / "engine"
                 ignore = shutil.ignore_patterns("__pycache__")
                 shutil.copytree(tree.folder, copy, copy_function=os.link, ignore=ignore)
@@ -322,9 +316,9 @@ def with_files(tree: EngineTree, changed: Mapping[str, bytes], context: GateCont
                     # a link shares its bytes with the published tree: replace it, never write to it
                     (copy / path).unlink()
                     (copy / path).write_bytes(data)
-                os.replace(copy, folder)
-    mark_used(folder)
-    return replace(tree, folder=folder, digest=digest)
+                os.replace(copy, target)
+    mark_used(target)
+    return replace(tree, folder=target, digest=digest)
 
 
 def is_applied(tree: EngineTree, spec: PatchSpec, folder: Path) -> bool:

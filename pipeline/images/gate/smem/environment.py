@@ -14,7 +14,7 @@ The engine's files are always the image's own.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -73,16 +73,6 @@ def modules_of(project: str) -> tuple[str, ...]:
         return names.modules[project]
     shared = [package for prefix, package in names.shared.items() if project.startswith(prefix)]
     return tuple(shared) or (project.replace("-", "_").replace(".", "_"),)
-
-
-def absent_modules(locked: Iterable[str], present: set[str]) -> tuple[str, ...]:
-    """Modules of an image's locked projects that its gate environment does not hold.
-
-    From the lock alone, whatever else the store holds: the same lock gives the same answers.
-    """
-    real = {module for project in present for module in modules_of(project)}
-    names = {module for project in locked for module in modules_of(project)} - real
-    return tuple(sorted(name for name in names if name.isidentifier()))
 
 
 class EnvironmentFacts(Frozen):
@@ -153,7 +143,10 @@ def make_environment(context: GateContext, plan: ImagePlan, wheels: Sequence[str
         facts = facts or _make(context, plan, root, pins, relation, folder)
         # images for several platforms share a folder where their versions are the same
         facts = facts.model_copy(update=relation)
-        absent = absent_modules((p.name for p in plan.lock.wheels), {p.name for p in pins})
+        # from the lock alone, whatever else the store holds: the same lock gives the same answers
+        real = {module for pin in pins for module in modules_of(pin.name)}
+        locked = {module for pin in plan.lock.wheels for module in modules_of(pin.name)}
+        absent = tuple(sorted(name for name in locked - real if name.isidentifier()))
         environment = Environment(folder, facts, absent)
         if is_new:
             # Python keeps what it compiles of torch and Triton; workers may not write there. Only

@@ -111,15 +111,22 @@ def answered(
     target: GateTarget, cases: Sequence[KernelCase]
 ) -> list[tuple[KernelCase, WorkerAnswer, bool]]:
     """Returns each case with its answer, and whether that was kept from an earlier run."""
-    kept = {case.name: read_answer(target, case) for case in cases}
-    if known := sum(answer is not None for answer in kept.values()):
-        log.say(f"  {known} of {log.count(len(cases), 'case')} judged before, from the store")
-    new = {
-        a.case: a for a in ask_workers(target, [case for case in cases if kept[case.name] is None])
-    }
+    kept: dict[str, WorkerAnswer] = {}
+    for case in cases:
+        path = target.answer_path(case)
+        try:
+            answer = WorkerAnswer.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            continue  # a damaged or half-written answer counts as none
+        mark_used(path)
+        kept |= {case.name: answer} if answer.case == case.name else {}
+    if kept:
+        log.say(f"  {len(kept)} of {log.count(len(cases), 'case')} judged before, from the store")
+    asked = [case for case in cases if case.name not in kept]
+    new = {answer.case: answer for answer in ask_workers(target, asked)}
     results, tree = [], target.tree
     for case in cases:
-        answer = kept[case.name] or new[case.name]
+        answer = kept.get(case.name) or new[case.name]
         if answer.ended == "function gone":
             names = sorted({function.partition(":")[2] for function in case.function})
             places = ", ".join(modules_defining(tree, names)[:_MOST_PLACES])
@@ -130,19 +137,8 @@ def answered(
                 f" {case.name} calls ({where}); correct `function` in gates/{case.gate}.yaml"
             )
             answer = answer.model_copy(update={"message": message})
-        results.append((case, answer, kept[case.name] is not None))
+        results.append((case, answer, case.name in kept))
     return results
-
-
-def read_answer(target: GateTarget, case: KernelCase) -> WorkerAnswer | None:
-    """Reads a kept answer; a damaged or half-written one counts as none."""
-    path = target.answer_path(case)
-    try:
-        answer = WorkerAnswer.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return None
-    mark_used(path)
-    return answer if answer.case == case.name else None
 
 
 def ask_workers(target: GateTarget, cases: Sequence[KernelCase]) -> list[WorkerAnswer]:

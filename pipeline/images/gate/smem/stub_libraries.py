@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -77,7 +77,20 @@ def read_links(path: Path) -> Links | None:
                 break
             if tag == _DT_NEEDED:
                 links.needed.append(_text(dynamic_names, value))
-        by_index = dict(_version_needs(*read.get(_SHT_VERNEED, (b"", b""))))
+        by_index: dict[int, tuple[str, str]] = {}  # library and version of each number
+        needs, texts = read.get(_SHT_VERNEED, (b"", b""))
+        at = 0
+        while needs:
+            _, count, library_at, first, following = struct.unpack_from("<HHIII", needs, at)
+            inner = at + first
+            for _ in range(count):
+                _, _, index, label_at, after = struct.unpack_from("<IHHII", needs, inner)
+                # the highest bit marks a hidden symbol
+                by_index[index & 0x7FFF] = (_text(texts, library_at), _text(texts, label_at))
+                inner += after
+            if not following:
+                break
+            at += following
         (symbols, names), (versions, _) = (
             read.get(kind, (b"", b"")) for kind in (_SHT_DYNSYM, _SHT_VERSYM)
         )
@@ -94,21 +107,6 @@ def read_links(path: Path) -> Links | None:
             "The library comes from a wheel of the lock: fetch it again, or lock another build.",
         ) from error
     return links
-
-
-def _version_needs(data: bytes, names: bytes) -> Iterable[tuple[int, tuple[str, str]]]:
-    at = 0
-    while data:
-        _, count, file, first, following = struct.unpack_from("<HHIII", data, at)
-        inner = at + first
-        for _ in range(count):
-            _, _, index, name, after = struct.unpack_from("<IHHII", data, inner)
-            # the highest bit marks a hidden symbol
-            yield index & 0x7FFF, (_text(names, file), _text(names, name))
-            inner += after
-        if not following:
-            return
-        at += following
 
 
 def _text(names: bytes, at: int) -> str:

@@ -136,14 +136,20 @@ def test_a_damaged_or_older_note_is_made_again(gate: Gate, note: bytes) -> None:
 
 def test_a_damaged_layer_is_an_error_and_leaves_no_note(gate: Gate) -> None:
     gate.make(compiled("mixed.so"))
-    result = next(f for f in arch._objects(gate.store, gate.built) if f.path.endswith("mixed.so"))
-    blob = gate.store.blob_path(result.layer)
+    records = [layer.record for layer in gate.built.layers]
+    digest, row = next(
+        (record.digest, row)
+        for record in records
+        for row in gate.store.contents(record)
+        if row.path.endswith("mixed.so")
+    )
+    blob = gate.store.blob_path(digest)
     data = bytearray(blob.read_bytes())
-    data[result.row.offset + 3000] ^= 0x55
+    data[row.offset + 3000] ^= 0x55
     blob.write_bytes(data)
     with pytest.raises(StoreDamaged, match=r"mixed\.so"):
         gate.judge()
-    assert not (gate.store.root / "gates" / "arch" / f"{result.row.sha256}.json").exists()
+    assert not (gate.store.root / "gates" / "arch" / f"{row.sha256}.json").exists()
 
 
 def test_an_accepted_object_does_not_fail_and_keeps_its_verdict(gate: Gate) -> None:

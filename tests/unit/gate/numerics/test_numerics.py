@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
+from unittest import mock
 
 import pytest
 
-from pipeline.images.gate.numerics import TOLERANCES, judge_numbers, overall_numbers
+from pipeline.images.gate import numerics
+from pipeline.images.gate.numerics import TOLERANCES, check_numbers
 from pipeline.images.gate.patches import PatchVerdict, unproved, with_numbers
 from pipeline.images.gate.smem.cases import KernelCase
 from pipeline.images.gate.smem.results import NumericsResult, NumericsResults, WorkerAnswer
+from pipeline.images.gate.smem.run import GateTarget
 from tests.unit.gate.smem.test_results import case as make_case
 from tests.unit.gate.smem.test_results import record
 
@@ -26,16 +29,22 @@ def computed(share: float | None = 0.001, **changes: Any) -> dict[str, Any]:
     return {"output": "o", "elements": 64, "unwritten": 0, "max_share": share, **changes}
 
 
-def judged(*found: dict[str, Any], ended: str = "called", **changes: Any) -> NumericsResult:
+def answer(*found: dict[str, Any], ended: str = "called", **changes: Any) -> WorkerAnswer:
     report = {"case": "decode-8", "ended": ended, "computed": found, "records": [record(None)]}
-    answer = WorkerAnswer.model_validate({**report, **changes})
-    return judge_numbers(case(), answer, cached=False)
+    return WorkerAnswer.model_validate({**report, **changes})
 
 
-def results(*cases: NumericsResult) -> NumericsResults:
-    return NumericsResults(
-        verdict=overall_numbers(cases), versions={}, repairs=[], cases=list(cases)
-    )
+def results(
+    *answers: WorkerAnswer, of: KernelCase | None = None, cached: bool = False
+) -> NumericsResults:
+    asked = of or case()
+    known = [(asked, each, cached) for each in answers]
+    with mock.patch.object(numerics, "answered", return_value=known):
+        return check_numbers(cast(GateTarget, None), [asked] * len(answers))
+
+
+def judged(*found: dict[str, Any], ended: str = "called", **changes: Any) -> NumericsResult:
+    return results(answer(*found, ended=ended, **changes)).cases[0]
 
 
 def test_a_number_within_the_tolerance_is_right_and_beyond_it_is_wrong() -> None:
@@ -64,9 +73,7 @@ def test_an_output_that_was_not_compared_is_unknown() -> None:
 
 def test_one_wrong_output_is_enough() -> None:
     both = make_case(numerics={**NUMERICS, "outputs": ["o", "lse"]})
-    result = [computed(), computed(0.5, output="lse")]
-    report = {"case": "decode-8", "ended": "called", "computed": result, "records": [record(None)]}
-    verdict = judge_numbers(both, WorkerAnswer.model_validate(report), cached=False)
+    (verdict,) = results(answer(computed(), computed(0.5, output="lse")), of=both).cases
     assert (verdict.verdict, verdict.message[:11]) == ("wrong", "lse is off ")
 
 
@@ -82,11 +89,11 @@ def test_numbers_that_another_kernel_computed_are_unknown() -> None:
 
 
 def test_one_wrong_case_outweighs_one_unknown_outweighs_all_that_are_right() -> None:
-    right, wrong, unknown = judged(computed()), judged(computed(9.0)), judged()
-    assert overall_numbers([right, unknown, wrong]) == "wrong"
-    assert overall_numbers([right, unknown]) == "unknown"
-    assert overall_numbers([right, right]) == "right"
-    assert overall_numbers([]) == "unknown"
+    right, wrong, unknown = answer(computed()), answer(computed(9.0)), answer()
+    assert results(right, unknown, wrong).verdict == "wrong"
+    assert results(right, unknown).verdict == "unknown"
+    assert results(right, right).verdict == "right"
+    assert results().verdict == "unknown"
 
 
 def test_every_tolerance_is_small_and_says_why() -> None:
@@ -97,7 +104,7 @@ def test_every_tolerance_is_small_and_says_why() -> None:
 
 def test_a_patch_whose_kernel_computes_something_else_is_wrong_and_not_for_a_build() -> None:
     state, message = with_numbers(
-        "needed", "fits", results(judged(computed()), judged(computed(9)))
+        "needed", "fits", results(answer(computed()), answer(computed(9)))
     )
     assert state == "wrong"
     assert message.startswith("decode-8: o is off by 9")
@@ -106,12 +113,12 @@ def test_a_patch_whose_kernel_computes_something_else_is_wrong_and_not_for_a_bui
 
 
 def test_numbers_that_are_not_known_prove_no_patch() -> None:
-    assert with_numbers("needed", "fits", results(judged()))[0] == "unknown"
+    assert with_numbers("needed", "fits", results(answer()))[0] == "unknown"
     assert with_numbers("needed", "fits", results())[0] == "unknown"
 
 
 def test_right_numbers_leave_a_verdict_as_it_was() -> None:
-    assert with_numbers("needed", "fits", results(judged(computed()))) == ("needed", "fits")
+    assert with_numbers("needed", "fits", results(answer(computed()))) == ("needed", "fits")
     assert with_numbers("needed", "fits", None) == ("needed", "fits")
 
 

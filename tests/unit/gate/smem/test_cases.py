@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from pipeline.core.errors import GateInvalid
-from pipeline.images.gate.smem.cases import Gates, dimension_of, read_gates
+from pipeline.images.gate.smem.cases import Gates, read_gates
 from pipeline.images.spec.checkout import Checkout
 
 CASE: dict[str, Any] = {
@@ -205,9 +205,10 @@ def test_an_image_without_gates_says_so(tmp_path: Path) -> None:
         read_gates(Checkout(tmp_path), "tiny")
 
 
-def test_an_unknown_dimension_is_named() -> None:
-    with pytest.raises(GateInvalid, match="'tokens'"):
-        dimension_of("2*tokens", {"heads": 1}, "decode")
+def test_an_unknown_dimension_is_named(tmp_path: Path) -> None:
+    unknown = {"q": {"tensor": {"shape": [4, "2*tokens"]}}}
+    with pytest.raises(GateInvalid, match=r"decode.*: there is no dimension 'tokens'"):
+        read(tmp_path, cases=[{**CASE, "arguments": unknown}]).cases()
 
 
 def test_every_shipped_case_file_is_valid() -> None:

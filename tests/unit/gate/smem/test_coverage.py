@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from pipeline.images.gate.smem.coverage import EngineKernels, coverage, find_kernels
+from pipeline.artifacts.store.store import open_store
+from pipeline.images.gate.smem.coverage import EngineKernels, coverage, engine_kernels
+from pipeline.images.gate.smem.engine import EngineTree
 
 CODE = """
 import triton
@@ -47,7 +50,13 @@ def find(root: Path, **files: str) -> EngineKernels:
         path = root / "engine" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return find_kernels(root, "engine")
+    tree = EngineTree(root, "engine", "1", f"sha256:{'0' * 64}")
+    # a store for each, so that nothing is found from before
+    with tempfile.TemporaryDirectory() as folder:
+        store = open_store(Path(folder, "store"))
+        found = engine_kernels(store, tree)
+        assert engine_kernels(store, tree) == found, "the store keeps it"
+    return found
 
 
 def names(engine: EngineKernels) -> list[str]:

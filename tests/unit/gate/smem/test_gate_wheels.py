@@ -8,7 +8,7 @@ import pytest
 from packaging.version import Version
 
 from pipeline.core.errors import GateEnvironment, ResolveFailed
-from pipeline.images.gate.smem.engine import WheelFinder, for_host, nearest_versions
+from pipeline.images.gate.smem.engine import WheelFinder, for_host
 from pipeline.images.gate.smem.environment import cuda_of
 from pipeline.images.lock.model import WheelPin
 
@@ -25,9 +25,11 @@ class Finder:
 
     def __init__(self, *has: str) -> None:
         self.has, self.asked = set(has), 0
+        self.versions_asked: list[str] = []
 
     def find(self, project: str, version: str, python: str, platform: str) -> WheelPin:
         self.asked += 1
+        self.versions_asked.append(version)
         if version not in self.has:
             raise ResolveFailed(f"{project} {version}: no wheel")
         return pin(project, version, "cp311-cp311-manylinux_2_28_aarch64")
@@ -79,9 +81,13 @@ def test_no_torch_at_all_is_said_plainly(tmp_path: Path) -> None:
         look_up(pin("torch", "2.9.1"), Finder(), tmp_path)
 
 
-def test_nearness_is_by_published_versions_the_newer_first_and_never_a_prerelease() -> None:
-    result = nearest_versions(Version("2.9.1"), Finder().versions("torch"))
-    assert [str(v) for v in result] == ["2.9.0", "2.10.0", "2.8.0", "2.11.0"]
+def test_nearness_is_by_published_versions_the_newer_first_and_never_a_prerelease(
+    tmp_path: Path,
+) -> None:
+    finder = Finder()
+    with pytest.raises(GateEnvironment):
+        look_up(pin("torch", "2.9.1"), finder, tmp_path)
+    assert finder.versions_asked == ["2.9.1", "2.9.0", "2.10.0", "2.8.0", "2.11.0"]
 
 
 class Plan:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest import mock
 
 import pytest
 
+from pipeline.app import gate as app_gate
+from pipeline.app.workspace import Workspace
 from pipeline.images.gate.files import EngineSetup
 from pipeline.images.gate.smem.cases import GateFile, Gates
 from pipeline.images.gate.tracebacks import (
@@ -14,7 +18,6 @@ from pipeline.images.gate.tracebacks import (
     TracebackReader,
     find_by_name,
     find_by_traceback,
-    why_not_judged,
 )
 
 CRASH = """\
@@ -154,7 +157,13 @@ def test_a_log_without_a_traceback_holds_no_clue(text: str) -> None:
 
 def test_what_no_case_can_judge_says_why() -> None:
     reason = "CUDA C++, compiled when it is first called; no Triton to ask"
-    judged = gates(EXTEND, not_judged={"flash_mla_*": reason})
-    assert why_not_judged(judged, "flash_mla_sm120") == [reason]
-    assert why_not_judged(judged, "_fwd_kernel") == []
-    assert why_not_judged(judged, "my_flash_mla_sm120") == []
+    (judged,) = gates(EXTEND, not_judged={"flash_mla_*": reason}).values()
+    checkout = SimpleNamespace(spec=lambda image: None)
+    workspace = cast(Workspace, SimpleNamespace(checkout=lambda: checkout))
+    with mock.patch.object(app_gate, "read_gates", return_value=judged):
+        found = {
+            name: app_gate.find_cases(workspace, [name], image="tiny")[1]
+            for name in ("flash_mla_sm120", "_other_kernel", "my_flash_mla_sm120")
+        }
+    assert [name for name, error in found.items() if reason in str(error)] == ["flash_mla_sm120"]
+    assert all("no case of tiny judges it" in str(error) for error in found.values())

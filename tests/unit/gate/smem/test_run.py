@@ -9,6 +9,7 @@ import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -20,7 +21,7 @@ from pipeline.images.gate.smem.cases import KernelCase
 from pipeline.images.gate.smem.engine import EngineTree
 from pipeline.images.gate.smem.environment import Environment, EnvironmentFacts
 from pipeline.images.gate.smem.limits import card_for
-from pipeline.images.gate.smem.results import judge_case
+from pipeline.images.gate.smem.results import WorkerAnswer, judge_case
 from tests.unit.gate.smem.test_results import case as make_case
 
 FACTS = EnvironmentFacts(
@@ -82,6 +83,14 @@ def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
 
 def cases(*names: str, timeout_s: int = 30) -> list[KernelCase]:
     return [make_case(name=name, timeout_s=timeout_s) for name in names]
+
+
+def is_kept(target: run.GateTarget, case: KernelCase) -> bool:
+    """Whether the store answers a case, without asking a worker."""
+    died = [WorkerAnswer(case=case.name, ended="died")]
+    with mock.patch.object(run, "ask_workers", lambda _, asked: died[: len(asked)]):
+        ((_, _, kept),) = run.answered(target, [case])
+    return kept
 
 
 def verdicts(target: run.GateTarget, asked: list[KernelCase]) -> dict[str, str]:
@@ -214,10 +223,10 @@ def test_an_answer_is_kept_and_asked_for_once(
 ) -> None:
     worker(monkeypatch, tmp_path, HONEST)
     (asked,) = cases("a")
-    assert run.read_answer(target, asked) is None
+    assert not is_kept(target, asked)
     run.ask_workers(target, [asked])
-    kept = run.read_answer(target, asked)
-    assert kept is not None
+    assert is_kept(target, asked)
+    ((_, kept, _),) = run.answered(target, [asked])
     assert kept.records[0].shared_bytes == 1000
 
 
@@ -227,7 +236,7 @@ def test_a_case_that_was_stopped_is_asked_again_next_time(
     worker(monkeypatch, tmp_path, HEAD + "begin(job['cases'][0]); os._exit(9)\n")
     (asked,) = cases("a")
     run.ask_workers(target, [asked])
-    assert run.read_answer(target, asked) is None
+    assert not is_kept(target, asked)
 
 
 def test_a_failed_import_is_not_kept_and_says_what_to_add(
@@ -240,7 +249,7 @@ def test_a_failed_import_is_not_kept_and_says_what_to_add(
     judged = judge_case(asked, answer, target.card, [], cached=False)
     assert judged.verdict == "unknown"
     assert judged.message.startswith("No module named 'zmq'; name its wheel in `wheels`")
-    assert run.read_answer(target, asked) is None
+    assert not is_kept(target, asked)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +263,7 @@ def test_a_damaged_answer_is_as_good_as_none(
     run.ask_workers(target, [asked])
     (path,) = target.folder("answers").iterdir()
     path.write_bytes(damage)
-    assert run.read_answer(target, asked) is None
+    assert not is_kept(target, asked)
 
 
 @pytest.mark.parametrize("what", ["engine", "card", "worker", "case", "absent"])
