@@ -28,16 +28,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     given = parser.parse_args(argv)
     try:
-        make_empty(given.to)
+        make_empty(given.output)
     except FileExistsError as error:
         parser.error(f"{error}; --output names another")
     overview = Overview(list(STORY))
-    code = tell(given.to, overview)
-    body = {**overview.as_json(), "folder": str(given.to.resolve()), "code": code}
-    (given.to / MARK).write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    code = tell(given.output, overview)
+    body = {**overview.as_json(), "folder": str(given.output.resolve()), "code": code}
+    (given.output / MARK).write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(body) if given.json else overview.tables())
     busy = "on {cores} cores, load {load[0]} before and {load[1]} now".format(**body)
-    log.say(f"{log.seconds(overview.seconds)} {busy}; nothing runs any more; see {given.to}")
+    log.say(f"{log.seconds(overview.seconds)} {busy}; nothing runs any more; see {given.output}")
     return code
 
 

@@ -2,5 +2,5 @@
 
 In: recipes/*.yaml, a user's overrides, the images and weights they name. Out: a `Launch`, which
 says everything that a container engine, a unit file or a shell needs, and its renderings.
-Imports spec and the shared modules.
+Imports the parts artifacts and images.
 """
