@@ -236,13 +236,13 @@ def integration(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Lint, then unit tests, then integration tests: what CI runs (after --: pytest alone)."""
+    """Lint, then all tests: what CI runs (after --: pytest alone)."""
     if session.posargs:
         return run_pytest(session)
     lint(session)
-    # which has all that tests need: an environment less to make
-    run_pytest(session, "tests/unit", group="lint")
-    run_pytest(session, "tests/integration", group="lint")
+    # one run: unit tests fill the time in which integration tests wait for real parts; lint's
+    # environment has all that tests need
+    run_pytest(session, "tests/integration", "tests/unit", group="lint")
 
 
 def run_pytest(session: nox.Session, *folders: str, group: str = "test") -> None:

@@ -64,7 +64,8 @@ def test_swap_goes_off_stays_off_and_comes_back_with_stand_ins_for_the_kernel(si
     assert again.count("changed") == 0
 
 
-@pytest.mark.parametrize("form", ["--sudo", "--force-ansible"])
+# Ansible starts anew for each of some hundred commands: minutes of both cores
+@pytest.mark.parametrize("form", ["--sudo", pytest.param("--force-ansible", marks=pytest.mark.big)])
 def test_the_promises_run_under_plain_pytest_as_the_page_says(
     site: Site, form: str, tmp_path: Path
 ) -> None:

@@ -20,6 +20,9 @@ from tests.mutants.report import RoomReport, tell
 from tests.mutants.trials import CannotTest, read_map
 from tests.unit.support import ROOT
 
+# about the tool that measures tests, not about the product
+pytestmark = pytest.mark.big
+
 BIGGER = """
 def bigger(a, b):
     return a > b

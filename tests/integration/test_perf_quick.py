@@ -6,9 +6,12 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.unit.support import ROOT
 
 
+@pytest.mark.big
 def test_the_measurements_of_weights_run_whole() -> None:
     command = [sys.executable, "-m", "tests.perf", "--quick", "--only-weights", "--turns", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
