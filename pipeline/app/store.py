@@ -51,8 +51,8 @@ def trim_store(workspace: Workspace, *, dry_run: bool = False) -> Trimmed:
         unused = [*gate_upkeep.gate_leftovers(store), *source_leftovers(store)]
         paths = upkeep.unreachable(store)
         total = sum(p.lstat().st_size for p in paths)
-        unused_bytes = sum(map(gate_upkeep.bytes_below, unused))
+        unused_bytes = sum(map(upkeep.bytes_below, unused))
         freed = 0
         if not dry_run:
-            freed = upkeep.remove_files(paths) + gate_upkeep.remove(unused)
+            freed = upkeep.remove_files(paths) + upkeep.remove_trees(unused)
     return Trimmed(len(paths), total, len(unused), unused_bytes, freed)

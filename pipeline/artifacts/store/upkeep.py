@@ -21,6 +21,8 @@ from pipeline.core.errors import FolderInTheWay, StoreDamaged
 from pipeline.core.model import Frozen
 
 _STALE_S = 7 * 24 * 3600  # a younger download may belong to a fetch of today
+# Builds and gates make again from locks what nobody used for a month: gigabytes may go.
+UNUSED_S = 30 * 24 * 3600
 # What a store puts into its folders is named by hashes; a file of any other name is not its own.
 OWN_NAME = re.compile(r"[0-9a-f]{64}(\.foreign)?(\.json)?")
 # Beside the folders; see pipeline/app/signing.py for the second.
@@ -141,3 +143,29 @@ def unreachable(store: Store) -> list[Path]:
     partial = [p for p in _files(store.root / "partial") if p.lstat().st_mtime < old]
     # all inputs: they are in the layers already, and a rebuild can fetch them again
     return [*blobs, *tables, *_files(store.root / "inputs"), *partial]
+
+
+def entries_of(folder: Path) -> list[Path]:
+    """Lists a folder of the store; a link leads elsewhere and is not followed."""
+    return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+
+
+def bytes_below(path: Path) -> int:
+    """A file's size, or that of all files below a folder."""
+    if path.is_dir() and not path.is_symlink():
+        # a file that another tree links to stays on the disk
+        return sum(s.st_size for s in stats_below(path) if s.st_nlink == 1)
+    return path.lstat().st_size
+
+
+def remove_trees(paths: list[Path]) -> int:
+    """Removes leftovers; returns the bytes freed."""
+    freed = 0
+    for path in paths:
+        with files.os_errors_explained(path):
+            freed += bytes_below(path)
+            if path.is_dir() and not path.is_symlink():
+                files.remove_tree(path)
+            else:
+                path.unlink(missing_ok=True)
+    return freed

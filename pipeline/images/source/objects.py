@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pipeline.artifacts.oci.record import LayerRecord
 from pipeline.artifacts.store.store import Store, read_own
-from pipeline.artifacts.store.upkeep import StoreSection, tree_sections
+from pipeline.artifacts.store.upkeep import UNUSED_S, StoreSection, entries_of, tree_sections
 from pipeline.core.errors import StoreDamaged
 from pipeline.core.files import files_below, read_plain
 from pipeline.core.model import Count, Digest, Frozen
@@ -81,8 +81,6 @@ def objects_folder(store: Store) -> Path:
     return store.root / "objects"
 
 
-# Builds make all of it again from locks: after a month without use the gigabytes may go.
-_UNUSED_S = 30 * 24 * 3600
 _PARTS = {
     "unpacked toolchains": "toolchains",
     "compiled objects": "objects",
@@ -101,17 +99,17 @@ def source_leftovers(store: Store) -> list[Path]:
 
     ccache renews the time of an entry that it uses; unpacking renews that of a toolchain.
     """
-    old = time.time() - _UNUSED_S
-    folders = [_entries(store.root / place) for place in ("toolchains", "logs")]
+    old = time.time() - UNUSED_S
+    folders = [entries_of(store.root / place) for place in ("toolchains", "logs")]
     unused = [path for entries in folders for path in entries if path.lstat().st_mtime < old]
     objects = [
         Path(entry.path)
-        for top in _entries(store.root / "objects")
+        for top in entries_of(store.root / "objects")
         for entry in files_below(top)
         if entry.stat(follow_symlinks=False).st_mtime < old
     ]
     trees = []
-    for note in _entries(store.root / "trees"):
+    for note in entries_of(store.root / "trees"):
         try:
             # a tree's signed statement is next to its record
             data = read_own(store.root / "layers" / f"{note.name.partition('.')[0]}.json")
@@ -121,10 +119,4 @@ def source_leftovers(store: Store) -> list[Path]:
         except (FileNotFoundError, StoreDamaged, ValueError):
             trees.append(note)
     # earlier versions could import objects, and noted which
-    return [*unused, *objects, *trees, *_entries(store.root / "imports")]
-
-
-def _entries(folder: Path) -> list[Path]:
-    """Lists a folder of the store; a link leads elsewhere and is not followed."""
-    is_own = folder.is_dir() and not folder.is_symlink()
-    return sorted(folder.iterdir()) if is_own else []
+    return [*unused, *objects, *trees, *entries_of(store.root / "imports")]

@@ -21,11 +21,11 @@ from pipeline.artifacts.containers import sandbox
 from pipeline.artifacts.containers.sandbox import NO_SANDBOX, START, Sandbox
 from pipeline.artifacts.containers.start import BARRIERS
 from pipeline.artifacts.store.store import open_store
-from pipeline.artifacts.store.upkeep import tree_sections
+from pipeline.artifacts.store.upkeep import remove_trees, tree_sections
 from pipeline.core.errors import GateEnvironment
 from pipeline.images.gate.smem import run
 from pipeline.images.gate.smem.engine import EngineTree
-from pipeline.images.gate.upkeep import GATE_PARTS, remove
+from pipeline.images.gate.upkeep import GATE_PARTS
 from tests.unit.gate.smem.test_run import HEAD, cases, target, worker
 from tests.unit.support import Command
 
@@ -515,7 +515,7 @@ def test_folders_without_end_in_a_workers_folder_harm_no_store(
     assert {shelf.name: shelf.files for shelf in tree_sections(target.store, GATE_PARTS)}[
         "gate kernels"
     ] == 1
-    remove([target.folder("kernels")])
+    remove_trees([target.folder("kernels")])
     assert not target.folder("kernels").exists()
 
 

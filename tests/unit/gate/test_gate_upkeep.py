@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts.store.store import Store, open_store
-from pipeline.artifacts.store.upkeep import tree_sections
+from pipeline.artifacts.store.upkeep import bytes_below, remove_trees, tree_sections
 from pipeline.images.gate.smem.engine import mark_used
-from pipeline.images.gate.upkeep import GATE_PARTS, bytes_below, gate_leftovers, remove
+from pipeline.images.gate.upkeep import GATE_PARTS, gate_leftovers
 from pipeline.images.spec.checkout import Checkout
 from tests import makers
 from tests.testbed.deb_file import Item
@@ -114,5 +114,5 @@ def test_a_file_that_two_trees_share_is_counted_once(place: Place) -> None:
     section = {s.name: s for s in tree_sections(place.store, GATE_PARTS)}["gate engines"]
     assert (section.files, section.size_bytes) == (1, 5)
     assert bytes_below(second.parent) == 0  # removing one of them frees nothing
-    assert remove([second.parent]) == 0
+    assert remove_trees([second.parent]) == 0
     assert first.exists()
