@@ -22,7 +22,7 @@ from pipeline.evidence.publish.attachment import file_attachment
 from pipeline.evidence.publish.evidence import make_bundle
 from pipeline.evidence.publish.gc import CleanPlan, plan_gc, run_gc
 from pipeline.evidence.publish.known import KnownRepository
-from pipeline.evidence.publish.publish import Published, PublishOrder, make_shipment, rehearse
+from pipeline.evidence.publish.publish import Published, PublishOrder, plan_upload, rehearse
 from pipeline.evidence.publish.publish import push_with_evidence as publish_image
 from pipeline.images.gate.state import gate_state, passed_steps, require_gates
 
@@ -138,7 +138,7 @@ def publish(
             elif state.state == "not passed":
                 log.say(f"{name} for {state.platform} is published UNGATED: {state.message}")
         # gates first: what may not be published need not be read from the disk
-        shipment = make_shipment(store, built, index=index)
+        shipment = plan_upload(store, built, index=index)
         if reference.digest not in (None, shipment.root.digest):
             raise ReferenceInvalid(
                 f"{reference}: the image is {shipment.root.digest}",

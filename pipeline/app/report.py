@@ -19,7 +19,7 @@ from pipeline.core.errors import StoreUnusable
 from pipeline.core.files import sha256_of_file, write_bytes
 from pipeline.evidence.verify.chain import Judge
 from pipeline.evidence.verify.evidence import beside, gather_envelopes
-from pipeline.evidence.verify.runs import Behind, judge_bench_run
+from pipeline.evidence.verify.runs import RunInputs, judge_bench_run
 from pipeline.evidence.verify.verdict import Node
 from pipeline.hosts.facts.drift import read_recorded_facts
 from pipeline.serving.bench.place import RUN_FILE, is_run, run_folder, runs_in
@@ -75,7 +75,7 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
     except StoreUnusable:
         store = None  # a report can be made without one
     # what `bench --host-facts` was given is often in the folder where all commands are typed
-    behind, named = Behind(store, (*request.folders, Path.cwd())), request.named_runs()
+    behind, named = RunInputs(store, (*request.folders, Path.cwd())), request.named_runs()
     read = [_read(path, request, judge, behind) for path in named]
     if request.host_path is not None:
         facts, digest = read_recorded_facts(request.host_path), sha256_of_file(request.host_path)
@@ -114,7 +114,7 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
     return data
 
 
-def _read(path: Path, request: ReportRequest, judge: Judge, behind: Behind) -> RunData:
+def _read(path: Path, request: ReportRequest, judge: Judge, behind: RunInputs) -> RunData:
     """A run with its memory, its checked evidence and, unless the user names them, its facts."""
     log_path = request.log_path
     if not is_run(path):
@@ -132,7 +132,7 @@ def _read(path: Path, request: ReportRequest, judge: Judge, behind: Behind) -> R
         log_path = next((each for each in reversed(logs) if each.is_file()), None)
     run = _with_memory(run, log_path, is_named=bool(request.log_path))
     folder = run_folder(path)
-    within = Behind(behind.store, (*behind.folders, folder, folder.parent))
+    within = RunInputs(behind.store, (*behind.folders, folder, folder.parent))
     with log.step(f"Checking {path}"):
         walked = judge_bench_run(folder, gather_envelopes(beside(folder / RUN_FILE)), judge, within)
     links = evidence_links(run.evidence, walked.node.children)

@@ -55,7 +55,7 @@ from pipeline.serving.serve.run import (
 )
 from pipeline.serving.serve.run import serve_launch as serve_job
 from pipeline.serving.serve.run import stop_container as stop_container
-from pipeline.serving.serve.site import HERE, Site, find_there, platform_of, tunnel_of
+from pipeline.serving.serve.site import HERE, Site, find_remote_site, platform_of, tunnel_of
 from pipeline.serving.serve.start import STOP_S, Served
 from pipeline.weights.model import kept_locks
 
@@ -271,7 +271,7 @@ def machine_on(
         yield HERE, engine
         return
     with _connected(workspace, on) as tunnel:
-        site, engine = find_there(tunnel, on.host, wanted)
+        site, engine = find_remote_site(tunnel, on.host, wanted)
         log.say(f"{on.host}: {site.kind} answers")
         yield site, engine
 

@@ -62,7 +62,7 @@ from pipeline.serving.serve.run import (
 from pipeline.serving.serve.site import HERE
 from pipeline.serving.serve.start import STOP_S, restart
 from pipeline.serving.smoke.client import ChatClient, Gone, Unsound
-from pipeline.serving.smoke.ladder import LADDER, as_run, climb, keep_climb
+from pipeline.serving.smoke.ladder import LADDER, as_run, keep_ladder, run_ladder
 from pipeline.serving.smoke.model import THINKING_TOKENS, SmokePlan, SmokeResult, plan_for, quick
 from pipeline.serving.smoke.rungs.answers import run_in_sandbox
 from pipeline.serving.smoke.rungs.first import FIRST
@@ -217,7 +217,7 @@ def _smoke_address(
             try:
                 folder = request.keep or workspace.store().root / "smoke" / new_id()
                 if not request.keep:
-                    keep_climb(folder, result, session.client.exchanges)
+                    keep_ladder(folder, result, session.client.exchanges)
             # hours of tests are not thrown away because their result cannot be kept
             except (errors.StoreUnwritable, errors.DiskFull) as error:
                 log.say(f"Nothing is stated: {error}")
@@ -284,7 +284,7 @@ def _climbed(
     if path := request.record:
 
         async def recorded() -> Baseline:
-            _require_passed(await climb(session, url, request.rungs), session)
+            _require_passed(await run_ladder(session, url, request.rungs), session)
             with log.step("Recording greedy answers, one at a time"):
                 return await record_baseline(session, url)
 
@@ -294,9 +294,9 @@ def _climbed(
             raise errors.SmokeFailed(f"{url}: {error}") from error
         write_baseline(path, baseline)
         return baseline
-    result = asyncio.run(climb(session, url, request.rungs))
+    result = asyncio.run(run_ladder(session, url, request.rungs))
     if request.keep:
-        keep_climb(request.keep, result, session.client.exchanges)
+        keep_ladder(request.keep, result, session.client.exchanges)
     show(result, begun.id if begun else None)
     return result
 
@@ -385,7 +385,7 @@ def serve_longest(
                 session = SmokeSession(client, plan, run_in_sandbox)
                 with kept_attempt(attempts_of(context.store), server.attempt(), "passed"):
                     log.say(f"Testing {recipe.name} with {tokens} tokens at {server.url}")
-                    result = asyncio.run(climb(session, server.url, (FIRST, LENGTH)))
+                    result = asyncio.run(run_ladder(session, server.url, (FIRST, LENGTH)))
                     if failures := result.failures():
                         text = f"{failures[0].name}: {failures[0].message[:300]}"
                         raise errors.SmokeFailed(text)

@@ -219,9 +219,9 @@ def _local(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
             head = file.read(_HEAD)
     if is_report(head):  # its name may be anything
         # with the packages of benchmarks: a third of all that verify needs
-        from pipeline.evidence.verify.runs import Behind, judge_report
+        from pipeline.evidence.verify.runs import RunInputs, judge_report
 
-        behind = Behind(workspace.store_to_read(), request.folders)
+        behind = RunInputs(workspace.store_to_read(), request.folders)
         return _chain(judge_report(path, items, judge, behind))
     return _chain(walk_evidence(open_file(path), items, judge.trust, judge.checkout, judge.now))
 
@@ -245,10 +245,10 @@ def _run(
     judge: Judge,
 ) -> Walk:
     """A benchmark, by the folder of its result."""
-    from pipeline.evidence.verify.runs import Behind, judge_bench_run
+    from pipeline.evidence.verify.runs import RunInputs, judge_bench_run
 
     items = gather_envelopes(places or beside(folder / RUN_FILE))
-    behind = Behind(workspace.store_to_read(), (*request.folders, folder, folder.parent))
+    behind = RunInputs(workspace.store_to_read(), (*request.folders, folder, folder.parent))
     return judge_bench_run(folder, items, judge, behind)
 
 

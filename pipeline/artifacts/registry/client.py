@@ -27,7 +27,7 @@ from pipeline.core.net.answer import Answer
 from pipeline.core.net.client import MAY_PASS, REDIRECTS, Body, Reply
 from pipeline.core.net.client import Client as HttpClient
 from pipeline.core.net.failures import BadAnswer, Lost, NetError
-from pipeline.core.net.timing import Patience, asked_wait_s
+from pipeline.core.net.timing import RetryPolicy, asked_wait_s
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -72,7 +72,7 @@ class RegistryClient:
         )
         self.stop, self.pages_s = self._http.stop, allowed.limits.pages_s
         self.hang_up = self._http.hang_up  # ends everything under way
-        self.patience = Patience(self.stop, allowed.first_wait_s)
+        self.patience = RetryPolicy(self.stop, allowed.first_wait_s)
         is_plain = allowed.insecure_http
         # a certificate for a registry on this machine means that it speaks TLS
         has_own = ca_file or auth.certificate_files(host_port)

@@ -11,7 +11,7 @@ from pipeline.core.log import Gauge
 from pipeline.core.net.address import goes_on, shown_address
 from pipeline.core.net.answer import Answer
 from pipeline.core.net.failures import BadAnswer, Lost
-from pipeline.core.net.timing import Patience, most_attempts
+from pipeline.core.net.timing import RetryPolicy, most_attempts
 
 # A connection that brings this much before each break is slow, not broken.
 _PROGRESS_BYTES = 1 << 20
@@ -21,7 +21,12 @@ OpenAt = Callable[[int], Answer]
 
 
 def download_blob(
-    open_at: OpenAt, partial: Path, digest: str, size_bytes: int, gauge: Gauge, patience: Patience
+    open_at: OpenAt,
+    partial: Path,
+    digest: str,
+    size_bytes: int,
+    gauge: Gauge,
+    patience: RetryPolicy,
 ) -> str:
     """Completes `partial`, and returns what came, as a digest; what differs is not kept.
 

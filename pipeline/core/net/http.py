@@ -16,7 +16,7 @@ from pipeline.core.net.download import download_blob as net_download
 from pipeline.core.net.failures import BadAnswer, BadHeader, BadProxy, Lost, NetError, Untrusted
 from pipeline.core.net.route import tls_context
 from pipeline.core.net.settings import NetworkSettings
-from pipeline.core.net.timing import HttpLimits, Patience, asked_wait_s
+from pipeline.core.net.timing import HttpLimits, RetryPolicy, asked_wait_s
 
 Result = TypeVar("Result")
 
@@ -42,7 +42,7 @@ class NetClient(HttpClient):
             )
         except NetError as error:
             raise unreachable_error(error) from error
-        self.patience = Patience(self.stop, first_wait_s)
+        self.patience = RetryPolicy(self.stop, first_wait_s)
 
     def size_of(self, url: str) -> int:
         """A file's size without its bytes."""

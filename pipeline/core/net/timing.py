@@ -87,7 +87,7 @@ def most_attempts(lost: Lost, attempts: int | None = None) -> int:
     return min(most, _UNREACHED_ATTEMPTS) if lost.is_unreached else most
 
 
-class Patience:
+class RetryPolicy:
     """How often and after which waits a client tries again; shared by its threads."""
 
     def __init__(self, stop: threading.Event, first_wait_s: float) -> None:

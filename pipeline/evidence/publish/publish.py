@@ -36,7 +36,7 @@ EvidenceState = Literal["signed", "statements only", "none", "left out"]
 
 
 @dataclass(frozen=True)
-class Shipment:
+class ImageUpload:
     """Images by platform, the document that the tag will name, and all their blobs."""
 
     name: str
@@ -50,7 +50,7 @@ class Shipment:
         return list({d.digest: d for d in [*self.images.values(), self.root]}.values())
 
 
-def make_shipment(store: Store, built: list[Built], *, index: bool = False) -> Shipment:
+def plan_upload(store: Store, built: list[Built], *, index: bool = False) -> ImageUpload:
     """Read the images as they were built; only an index over platforms is new."""
     images = {b.platform: read_document(store.read_blob(b.digest)) for b in built}
     root = next(iter(images.values()))
@@ -73,7 +73,7 @@ def make_shipment(store: Store, built: list[Built], *, index: bool = False) -> S
             message = f"{path} has {size} bytes, not {blob.size_bytes}"
             raise StoreDamaged(f"{part} is damaged: {message}")
         blobs.append(LocalBlob(blob.digest, blob.size_bytes, path, part=part))
-    return Shipment(built[0].name, images, root, tuple(blobs))
+    return ImageUpload(built[0].name, images, root, tuple(blobs))
 
 
 class Published(Frozen):
@@ -101,7 +101,7 @@ class Published(Frozen):
 class PublishOrder:
     """What to publish, where, and how."""
 
-    shipment: Shipment
+    shipment: ImageUpload
     repository: Repository
     tag: str
     gates: list[GateState]

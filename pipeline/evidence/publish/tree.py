@@ -23,7 +23,7 @@ from pipeline.core.errors import GoldenMismatch, PublishRefused
 from pipeline.core.model import Frozen
 from pipeline.evidence.publish.attachment import EMPTY, Attachment, described
 from pipeline.evidence.publish.evidence import EvidenceBundle, statements_of
-from pipeline.evidence.publish.publish import PublishOrder, Shipment
+from pipeline.evidence.publish.publish import ImageUpload, PublishOrder
 from pipeline.evidence.statements.inventory import tree_record
 from pipeline.images.assemble.golden import Golden
 from pipeline.images.assemble.plan import TreePlan
@@ -110,7 +110,7 @@ def order_tree(
         LocalBlob(described(EMPTY).digest, len(EMPTY.data), data=EMPTY.data),
     )
     return PublishOrder(
-        shipment=Shipment(plan.title, {plan.platform: manifest}, manifest, blobs),
+        shipment=ImageUpload(plan.title, {plan.platform: manifest}, manifest, blobs),
         repository=repository,
         tag=tree_tag(plan),
         gates=[],

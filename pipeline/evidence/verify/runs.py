@@ -75,7 +75,7 @@ Compare = Callable[[Statement, str], list[Node]]
 
 
 @dataclass(frozen=True)
-class Behind:
+class RunInputs:
     """Where to look for what a run names: a store, and folders of anything else."""
 
     store: Store | None
@@ -83,7 +83,7 @@ class Behind:
 
 
 def judge_bench_run(
-    folder: Path, items: Sequence[EvidenceItem], judge: Judge, sources: Behind
+    folder: Path, items: Sequence[EvidenceItem], judge: Judge, sources: RunInputs
 ) -> Walk:
     """From the numbers of a run to who signed them, and to all that they depend on."""
     path = folder / RUN_FILE
@@ -190,7 +190,7 @@ def _numbers(folder: Path, run: BenchRun, *, has_requests: bool) -> Node:
     return Node(title, message=f"the same again from {counts}")
 
 
-def _inputs(run: BenchRun, sources: Behind, judge: Judge) -> list[Walk]:
+def _inputs(run: BenchRun, sources: RunInputs, judge: Judge) -> list[Walk]:
     """Each thing that the run names; one that is not found is missing, and never valid."""
     client = f"{run.client.name} {run.client.version} {run.client.digest}"
     recipe = incomplete("recipe", "the run was not served from a recipe")
@@ -223,7 +223,7 @@ def _titled(walked: Walk, title: str) -> Walk:
     return replace(walked, node=replace(walked.node, title=f"{title} {walked.node.title}"))
 
 
-def _image(digest: str | None, sources: Behind, judge: Judge) -> Walk:
+def _image(digest: str | None, sources: RunInputs, judge: Judge) -> Walk:
     if digest is None:
         return _missing("image", "the run does not say which image served")
     if (store := sources.store) is not None:
@@ -268,7 +268,7 @@ def _tiny_digest() -> str:
     return sha256_of(tiny.tiny_gguf())
 
 
-def _weights(digest: str | None, sources: Behind, judge: Judge) -> Walk:
+def _weights(digest: str | None, sources: RunInputs, judge: Judge) -> Walk:
     if digest is None:
         return _missing("weights", "the run does not say which weights were served")
     if digest == _tiny_digest():
@@ -290,7 +290,7 @@ def _weights(digest: str | None, sources: Behind, judge: Judge) -> Walk:
     return _missing(f"weights {lock.name}", message)
 
 
-def _host(digest: str | None, sources: Behind, judge: Judge) -> Walk:
+def _host(digest: str | None, sources: RunInputs, judge: Judge) -> Walk:
     if digest is None:
         message = "no facts of the host were given"
         return Walk(Node(HOST, Verdict.INCOMPLETE, message, code=Code.FACTS_NOT_GIVEN))
@@ -316,7 +316,7 @@ def _host(digest: str | None, sources: Behind, judge: Judge) -> Walk:
     return replace(walked, node=replace(walked.node, subject=str(about)))
 
 
-def _facts_files(sources: Behind, judge: Judge) -> Iterator[Path]:
+def _facts_files(sources: RunInputs, judge: Judge) -> Iterator[Path]:
     own = [judge.checkout.root / "records"] if judge.checkout else []
     seen = 0
     for folder in (f for f in (*sources.folders, *own) if f.is_dir()):
@@ -328,7 +328,9 @@ def _facts_files(sources: Behind, judge: Judge) -> Iterator[Path]:
                 yield path
 
 
-def judge_report(path: Path, items: Sequence[EvidenceItem], judge: Judge, sources: Behind) -> Walk:
+def judge_report(
+    path: Path, items: Sequence[EvidenceItem], judge: Judge, sources: RunInputs
+) -> Walk:
     """From a page to its data, from there to the runs, and from each to all that it names."""
     try:
         page = read_plain(path, _MOST_PAGE_BYTES)
@@ -356,7 +358,7 @@ def judge_report(path: Path, items: Sequence[EvidenceItem], judge: Judge, source
     return Walk(node, tuple(each for walked in walks for each in walked.believed))
 
 
-def _run(report: OpenedReport, index: int, page: Path, judge: Judge, sources: Behind) -> Walk:
+def _run(report: OpenedReport, index: int, page: Path, judge: Judge, sources: RunInputs) -> Walk:
     """One run of a report, compared with it and then with all that the run depends on."""
     named, places = report.data.runs[index], (*sources.folders, page.parent)
     title = f"run {plain(named.name)}"
@@ -398,6 +400,6 @@ def _run(report: OpenedReport, index: int, page: Path, judge: Judge, sources: Be
         # the numbers of another program can be compared, but have no signature
         unsigned = incomplete("statement", f"a result of {plain(named.tool)} has none")
         return Walk(Node(title, children=(same, unsigned)))
-    within = Behind(sources.store, (*sources.folders, found, found.parent, page.parent))
+    within = RunInputs(sources.store, (*sources.folders, found, found.parent, page.parent))
     walked = judge_bench_run(found, gather_envelopes(beside(found / RUN_FILE)), judge, within)
     return Walk(Node(title, children=(same, walked.node)), walked.believed)

@@ -15,20 +15,20 @@ _TIMEOUT_S = 5.0
 
 
 # A port of this machine, or a socket that leads to a port of another one.
-Door: TypeAlias = int | Path
+Endpoint: TypeAlias = int | Path
 
 
-def is_healthy(door: Door) -> bool:
+def is_healthy(door: Endpoint) -> bool:
     """Whether `/health` says yes: engines answer 503 while they load."""
     return _get(door, "/health")[0] == 200
 
 
-def is_listening(door: Door) -> bool:
+def is_listening(door: Endpoint) -> bool:
     """Whether a server listens, ready or not."""
     return _get(door, "/health")[0] != 0
 
 
-def served_models(door: Door) -> list[str] | None:
+def served_models(door: Endpoint) -> list[str] | None:
     """The models that a server says it has; none where it does not say."""
     status, body = _get(door, "/v1/models")
     if status != 200:
@@ -41,7 +41,7 @@ def served_models(door: Door) -> list[str] | None:
     return names if all(isinstance(name, str) for name in names) else None
 
 
-def _get(door: Door, path: str) -> tuple[int, bytes]:
+def _get(door: Endpoint, path: str) -> tuple[int, bytes]:
     # not the client for the internet: no proxy, no redirect and no second try is wanted here
     port, socket = (0, door) if isinstance(door, Path) else (door, None)
     address = Address("127.0.0.1", port, False, "", socket)

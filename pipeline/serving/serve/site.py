@@ -22,7 +22,7 @@ from pipeline.hosts.fleet.remote import one_line
 from pipeline.hosts.fleet.tunnel import LIMIT_S, Tunnel
 from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.serve import guard, port_probe
-from pipeline.serving.serve.health import Door
+from pipeline.serving.serve.health import Endpoint
 from pipeline.serving.serve.port_probe import port_problem
 from pipeline.serving.serve.preflight import PreflightMachine, machine_for
 
@@ -44,7 +44,7 @@ class Site:
         """What preflight judges, as far as the recipe depends on it; captured now."""
         return machine_for(recipe, port_problem(port), lambda: read_capture(None))
 
-    def door(self, port: int) -> Door:
+    def door(self, port: int) -> Endpoint:
         """Where this machine reaches a port of that one."""
         return port
 
@@ -58,7 +58,7 @@ HERE = Site()
 
 
 @dataclass(frozen=True)
-class There(Site):
+class RemoteSite(Site):
     """Another machine. Its Python runs our questions, and no file of ours stays on it."""
 
     tunnel: Tunnel
@@ -89,7 +89,7 @@ class There(Site):
         done = self.tunnel.read(["python3", "-c", code, *words], limit_s=limit_s)
         return unknown(f"{self.name}: {failure}: {done.message}") if done.code else done.out
 
-    def door(self, port: int) -> Door:
+    def door(self, port: int) -> Endpoint:
         """A socket of the connection."""
         return self.tunnel.forward(f"127.0.0.1:{port}")
 
@@ -132,10 +132,12 @@ class There(Site):
 
 def tunnel_of(site: Site) -> Tunnel | None:
     """The connection to another machine; none for this one."""
-    return site.tunnel if isinstance(site, There) else None
+    return site.tunnel if isinstance(site, RemoteSite) else None
 
 
-def find_there(tunnel: Tunnel, name: str, wanted: Wanted) -> tuple[There, ContainerEngine]:
+def find_remote_site(
+    tunnel: Tunnel, name: str, wanted: Wanted
+) -> tuple[RemoteSite, ContainerEngine]:
     """The container engine of a host, and the host."""
     if wanted != "podman":
         user = tunnel.read(["id", "-u"]).out.decode(errors="replace").strip()
@@ -143,7 +145,7 @@ def find_there(tunnel: Tunnel, name: str, wanted: Wanted) -> tuple[There, Contai
         places = ("/var/run/docker.sock", f"/run/user/{user}/docker.sock")
         for place in places:
             if tunnel.read(["test", "-w", place]).code == 0:
-                return There(tunnel, name, "docker", place), Docker(tunnel.forward(place))
+                return RemoteSite(tunnel, name, "docker", place), Docker(tunnel.forward(place))
         if wanted == "docker":
             if any(tunnel.read(["test", "-e", place]).code == 0 for place in places):
                 raise DockerUnavailable(
@@ -159,7 +161,7 @@ def find_there(tunnel: Tunnel, name: str, wanted: Wanted) -> tuple[There, Contai
             f"{name}: neither Docker nor Podman answers this login",
             "`sm120 host provision` installs them (role container_runtime).",
         )
-    return There(tunnel, name, "podman", "podman"), Podman(tunnel.command)
+    return RemoteSite(tunnel, name, "podman", "podman"), Podman(tunnel.command)
 
 
 def platform_of(tunnel: Tunnel, name: str) -> str:

@@ -23,7 +23,7 @@ from pipeline.serving.recipe.container import LOOPBACK, container_arguments, con
 from pipeline.serving.recipe.launch import Launch
 from pipeline.serving.recipe.model import Expectations
 from pipeline.serving.serve import log_reader
-from pipeline.serving.serve.health import Door, is_healthy, is_listening, served_models
+from pipeline.serving.serve.health import Endpoint, is_healthy, is_listening, served_models
 
 STOP_S = 60  # engines let the requests that they work on finish
 _POLL_S = 0.3
@@ -54,7 +54,7 @@ class Start:
     cards: tuple[int, ...] = ()
     address: str = LOOPBACK
     labels: tuple[tuple[str, str], ...] = ()
-    door: Door | None = None  # none: the port of this machine
+    door: Endpoint | None = None  # none: the port of this machine
 
     @property
     def name(self) -> str:
@@ -278,7 +278,9 @@ def _failure_explained(start: Start, reader: log_reader.LogReader) -> Iterator[N
         raise
 
 
-def restart(engine: ContainerEngine, facts: ContainerFacts, door: Door, timeout_s: float) -> None:
+def restart(
+    engine: ContainerEngine, facts: ContainerFacts, door: Endpoint, timeout_s: float
+) -> None:
     """Ends the engine of a container, starts it again and waits until it answers.
 
     Files that the engine wrote stay; what it had in memory is gone.

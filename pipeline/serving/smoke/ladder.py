@@ -29,7 +29,7 @@ from pipeline.serving.smoke.session import Rung, SmokeSession
 LADDER = (FIRST, ANSWERS, TOOLS_RUNG, STREAMS, LENGTH, MEMORY, PICTURES, SPECULATION)
 
 
-async def climb(
+async def run_ladder(
     session: SmokeSession,
     url: str,
     rungs: Sequence[Rung] = LADDER,
@@ -118,7 +118,7 @@ def exchanges_file(exchanges: Sequence[Exchange]) -> bytes:
     return b"".join(map(_line, exchanges))
 
 
-def keep_climb(folder: Path, result: SmokeResult, exchanges: Sequence[Exchange]) -> None:
+def keep_ladder(folder: Path, result: SmokeResult, exchanges: Sequence[Exchange]) -> None:
     """Write every request with its answer, and the result."""
     write_bytes(folder / EXCHANGES, exchanges_file(exchanges))
     write_bytes(folder / RESULT, _line(result))

@@ -22,7 +22,7 @@ from pipeline.artifacts.attest.statement import subject
 from pipeline.artifacts.oci.document import Descriptor, descriptor_json
 from pipeline.artifacts.store.store import default_root
 from pipeline.core.model import canonical_json, sha256_of
-from pipeline.core.net.timing import Patience
+from pipeline.core.net.timing import RetryPolicy
 from pipeline.evidence.publish.attachment import attach
 from pipeline.evidence.publish.evidence import EvidenceBundle, statements_of
 from tests.testbed.oci_door import Door, cut_answer, status
@@ -115,7 +115,7 @@ def site(
     tmp_path: Path, sm120: Command, monkeypatch: pytest.MonkeyPatch, tiny: TinyRegistry
 ) -> Site:
     """Both trees compiled and the image accepted; the user has a key."""
-    monkeypatch.setattr(Patience, "pause", lambda *_: None)
+    monkeypatch.setattr(RetryPolicy, "pause", lambda *_: None)
     site = Site(tmp_path, sm120, monkeypatch, tiny)
     assert site.offline("build", "tools", "--accept").code == 0
     site.digest = site.build()

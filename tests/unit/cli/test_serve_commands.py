@@ -21,7 +21,7 @@ from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.serve import run as run_module
 from pipeline.serving.serve.attempts import AttemptList, Begun, attempt_time
 from pipeline.serving.serve.run import ServeJob
-from pipeline.serving.serve.site import There
+from pipeline.serving.serve.site import RemoteSite
 from pipeline.serving.serve.start import Served
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.near_tunnel import NearTunnel, said
@@ -341,14 +341,14 @@ def test_another_host_is_named_in_the_attempt_and_in_what_to_type_next(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tunnel = NearTunnel({"uname": said("x86_64\n")})
-    site = There(cast(Tunnel, tunnel), "gpu1", "docker", "/var/run/docker.sock")
+    site = RemoteSite(cast(Tunnel, tunnel), "gpu1", "docker", "/var/run/docker.sock")
 
     @contextmanager
     def connected(*given: object) -> Iterator[NearTunnel]:
         yield tunnel
 
     monkeypatch.setattr(on_host_module, "_connected", connected)
-    monkeypatch.setattr(on_host_module, "find_there", lambda *given: (site, world.engine))
+    monkeypatch.setattr(on_host_module, "find_remote_site", lambda *given: (site, world.engine))
     world.recipe("tiny-cpu")
     done = world.sm120("serve", "tiny-cpu", "--on", "gpu1")
     assert done.code == 0, done.err

@@ -34,7 +34,7 @@ from pipeline.core.net.failures import (
     Untrusted,
 )
 from pipeline.core.net.route import Proxies, read_proxy, tls_context
-from pipeline.core.net.timing import ATTEMPTS, HttpLimits, Patience, Watchdog, asked_wait_s
+from pipeline.core.net.timing import ATTEMPTS, HttpLimits, RetryPolicy, Watchdog, asked_wait_s
 from tests.growth import grows_linearly
 from tests.testbed import hostile
 from tests.testbed.hostile import SHORT, hostile_server
@@ -384,7 +384,7 @@ def _attempts(asker: Client, url: str) -> int:
         return reply
 
     with pytest.raises(Lost):
-        Patience(asker.stop, 0.0).retried(once)
+        RetryPolicy(asker.stop, 0.0).retried(once)
     return n_asked
 
 
@@ -583,7 +583,7 @@ def test_the_watchdog_minds_short_limits_that_come_after_long_ones() -> None:
 @pytest.mark.parametrize(("asked_s", "n_asked"), [(1e9, 1), (400.0, 2), (0.0, ATTEMPTS)])
 def test_a_server_that_asks_for_days_is_given_up_at_once(asked_s: float, n_asked: int) -> None:
     asked: list[float] = []
-    patience = Patience(threading.Event(), 0.0)
+    patience = RetryPolicy(threading.Event(), 0.0)
     patience.pause = lambda attempt, lost=None: asked.append(attempt)  # type: ignore[method-assign]
 
     def busy() -> None:

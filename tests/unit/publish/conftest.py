@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.model import canonical_json
-from pipeline.evidence.publish.publish import PublishOrder, make_shipment
+from pipeline.evidence.publish.publish import PublishOrder, plan_upload
 from pipeline.images.assemble.image import Built
 from tests.makers import built_image
 from tests.testbed.oci_door import Door
@@ -55,7 +55,7 @@ def order(store: Store, built: list[Built], door: Door) -> MakeOrder:
 
     def make(name: str = NAME, **changes: object) -> PublishOrder:
         values = {
-            "shipment": make_shipment(store, built),
+            "shipment": plan_upload(store, built),
             "repository": repository_at(door, name),
             "tag": "v1",
             "gates": [],

@@ -21,7 +21,7 @@ from pipeline.core.errors import (
 )
 from pipeline.evidence.publish.attachment import Attachment, file_attachment
 from pipeline.evidence.publish.known import KnownRepository
-from pipeline.evidence.publish.publish import make_shipment, push_with_evidence, rehearse
+from pipeline.evidence.publish.publish import plan_upload, push_with_evidence, rehearse
 from pipeline.images.assemble.image import Built
 from pipeline.images.gate.state import GateState
 from tests.testbed.oci_door import Door, Reply, Request, changed, drop, lose_answer, status
@@ -79,12 +79,12 @@ def test_the_bytes_published_are_those_of_the_store(
 
 
 def test_one_platform_needs_no_index_unless_asked(store: Store, built: list[Built]) -> None:
-    assert make_shipment(store, built[:1]).root.digest == built[0].digest
-    assert make_shipment(store, built[:1], index=True).root.kind == "index"
+    assert plan_upload(store, built[:1]).root.digest == built[0].digest
+    assert plan_upload(store, built[:1], index=True).root.kind == "index"
 
 
 def test_the_index_is_the_same_whenever_it_is_made(store: Store, built: list[Built]) -> None:
-    one, two = make_shipment(store, built), make_shipment(store, built[::-1])
+    one, two = plan_upload(store, built), plan_upload(store, built[::-1])
     assert one.root.data == two.root.data
 
 
@@ -251,7 +251,7 @@ def test_a_blob_that_vanished_from_the_store_stops_before_the_first_request(
 ) -> None:
     store.blob_path(digest_of(some_bytes("shared", 3000))).unlink()
     with pytest.raises(StoreDamaged, match=r"^layer 1 of \d.* is missing: there is no /"):
-        make_shipment(store, built)
+        plan_upload(store, built)
 
 
 def test_a_blob_that_changed_in_the_store_is_never_tagged(
@@ -344,5 +344,5 @@ def test_another_image_of_the_same_layers_sends_only_what_is_its_own(
     edited = keep_image(
         store, "linux/amd64", some_bytes("shared", 3000), some_bytes("amd", 5000), b"patched"
     )
-    done = push_with_evidence(store, order(shipment=make_shipment(store, [edited]), tag="v2"))
+    done = push_with_evidence(store, order(shipment=plan_upload(store, [edited]), tag="v2"))
     assert done.sent_bytes == len(b"patched")

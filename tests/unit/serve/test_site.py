@@ -24,15 +24,15 @@ from pipeline.core.known import Unknown
 from pipeline.hosts.fleet.tunnel import Tunnel
 from pipeline.serving.serve import guard
 from pipeline.serving.serve.health import is_healthy, served_models
-from pipeline.serving.serve.site import HERE, There, find_there, platform_of
+from pipeline.serving.serve.site import HERE, RemoteSite, find_remote_site, platform_of
 from tests.unit.serve.near_tunnel import NearTunnel, said
 from tests.unit.serve.recipes import recipe, two_cards
 
 NAME, ATTEMPT = "sm120-tiny-cpu", "20261116T101112-abcdef"
 
 
-def there(tunnel: NearTunnel, place: str = "/x.sock", kind: EngineKind = "docker") -> There:
-    return There(cast(Tunnel, tunnel), "gpu1", kind, place)
+def there(tunnel: NearTunnel, place: str = "/x.sock", kind: EngineKind = "docker") -> RemoteSite:
+    return RemoteSite(cast(Tunnel, tunnel), "gpu1", kind, place)
 
 
 @contextmanager
@@ -230,7 +230,7 @@ def test_a_server_there_is_asked_through_a_socket(place: Path) -> None:
 
 def test_docker_s_socket_comes_first_and_podman_is_asked_where_there_is_none() -> None:
     only_podman = NearTunnel({"id": said("1000\n"), "podman": said("podman version 5")})
-    site, engine = find_there(cast(Tunnel, only_podman), "gpu1", "auto")
+    site, engine = find_remote_site(cast(Tunnel, only_podman), "gpu1", "auto")
     assert (site.kind, engine.kind) == ("podman", "podman")
     assert only_podman.forwarded == []
 
@@ -246,7 +246,7 @@ def test_another_host_s_podman_is_its_own_program_there(tmp_path: Path) -> None:
             return [str(program), *words]
 
     tunnel = Prefixed({"id": said("0"), "podman": said("podman version 5")})
-    _, engine = find_there(cast(Tunnel, tunnel), "gpu1", "podman")
+    _, engine = find_remote_site(cast(Tunnel, tunnel), "gpu1", "podman")
     engine.start("f00")
     engine.stop("f00", 5)
     assert list(engine.output("f00", follow=False)) == []
@@ -273,7 +273,7 @@ def test_a_host_without_a_container_engine_is_told_apart_from_a_login_without_ri
 ) -> None:
     tunnel = NearTunnel({"id": said("1000\n"), **answers})
     with pytest.raises(DockerUnavailable, match=words):
-        find_there(cast(Tunnel, tunnel), "gpu1", wanted)
+        find_remote_site(cast(Tunnel, tunnel), "gpu1", wanted)
 
 
 def test_images_are_those_of_the_host_s_processor() -> None:

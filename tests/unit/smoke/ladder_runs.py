@@ -8,7 +8,7 @@ import io
 
 from pipeline.core.net.wire import Address
 from pipeline.serving.smoke.client import ChatClient, Unsound
-from pipeline.serving.smoke.ladder import climb
+from pipeline.serving.smoke.ladder import run_ladder
 from pipeline.serving.smoke.model import ChatLimits, SmokePlan, SmokeResult
 from pipeline.serving.smoke.session import Baseline, SmokeSession, record_baseline
 from tests.testbed.model_server import ModelServer, listening
@@ -50,7 +50,7 @@ async def _ladder_result(
         session = open_session(url, plan)
         session.restart, session.baseline = server.restart, baseline
         session.start_drafting = server.start_drafting if has_drafts else None
-        return await climb(session, url, say=lambda _: None)
+        return await run_ladder(session, url, say=lambda _: None)
 
 
 def ladder_result(

@@ -14,7 +14,7 @@ from pipeline.images.gate.runs import EXCHANGES, RESULT, ImageRun
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import context_of
 from pipeline.serving.recipe.model import RecipeFile
-from pipeline.serving.smoke.ladder import LADDER, as_run, climb, keep_climb
+from pipeline.serving.smoke.ladder import LADDER, as_run, keep_ladder, run_ladder
 from pipeline.serving.smoke.model import SmokePlan, SmokeResult, plan_for, quick
 from pipeline.serving.smoke.session import Baseline, SmokeSession, read_baseline, write_baseline
 from tests.testbed.model_faults import FAULTS
@@ -29,7 +29,7 @@ def _short_run(server: ModelServer, plan: SmokePlan = PLAN) -> tuple[SmokeResult
     async def run() -> tuple[SmokeResult, SmokeSession]:
         async with listening(server) as url:
             session = open_session(url, plan)
-            return await climb(session, url, SHORT, say=lambda _: None), session
+            return await run_ladder(session, url, SHORT, say=lambda _: None), session
 
     return asyncio.run(run())
 
@@ -65,7 +65,7 @@ def test_a_failed_check_names_the_exchanges_that_show_it() -> None:
 
 def test_nobody_at_the_address_fails_the_first_rung_at_once() -> None:
     session = open_session("http://127.0.0.1:9", PLAN)
-    result = asyncio.run(climb(session, "http://127.0.0.1:9", say=lambda _: None))
+    result = asyncio.run(run_ladder(session, "http://127.0.0.1:9", say=lambda _: None))
     verdicts = [check.verdict for check in result.rungs[0].checks]
     assert verdicts == ["failed", *["skipped"] * 4]
     assert {check.message for check in result.rungs[0].checks[1:]} == {"the server does not answer"}
@@ -147,7 +147,7 @@ def test_a_context_too_small_for_a_check_skips_it_with_the_reason() -> None:
 
 def test_a_run_is_kept_as_two_files(tmp_path: Path) -> None:
     result, session = _short_run(ModelServer())
-    keep_climb(tmp_path, result, session.client.exchanges)
+    keep_ladder(tmp_path, result, session.client.exchanges)
     assert SmokeResult.model_validate_json((tmp_path / RESULT).read_bytes()) == result
     lines = (tmp_path / EXCHANGES).read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["number"] for line in lines] == [*range(result.exchanges)]
@@ -167,7 +167,7 @@ def test_a_statement_tells_what_passed_failed_and_was_skipped() -> None:
 
 def test_a_statement_names_the_bytes_of_both_files_that_are_kept(tmp_path: Path) -> None:
     result, session = _short_run(ModelServer())
-    keep_climb(tmp_path, result, session.client.exchanges)
+    keep_ladder(tmp_path, result, session.client.exchanges)
     inputs = _run(result, session, {}).inputs
     files = {name: sha256_of((tmp_path / name).read_bytes()) for name in (EXCHANGES, RESULT)}
     assert inputs == files

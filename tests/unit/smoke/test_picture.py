@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.serving.smoke.ladder import LADDER, climb
+from pipeline.serving.smoke.ladder import LADDER, run_ladder
 from pipeline.serving.smoke.model import SmokeResult
 from pipeline.serving.smoke.rungs.pictures import PICTURES, picture_questions
 from tests.testbed.model_eye import look_at
@@ -61,7 +61,7 @@ class Props(ModelServer):
 def _ladder_result(server: ModelServer) -> SmokeResult:
     async def run() -> SmokeResult:
         async with listening(server) as url:
-            return await climb(
+            return await run_ladder(
                 open_session(url, PLAN), url, (LADDER[0], PICTURES), say=lambda _: None
             )
 

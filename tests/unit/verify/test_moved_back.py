@@ -22,7 +22,7 @@ from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.errors import PipelineError
 from pipeline.core.model import canonical_json
 from pipeline.evidence.publish.evidence import EvidenceBundle
-from pipeline.evidence.publish.publish import make_shipment
+from pipeline.evidence.publish.publish import plan_upload
 from pipeline.evidence.verify.naming import TagMemory, TrustedName
 from pipeline.evidence.verify.verdict import Node, Verdict, verdict_error
 from tests.makers import built_image
@@ -73,7 +73,7 @@ def publish_other(
         store.put_blob(data)
     built = built_image("engine", AMD64, digest)
     bundle = EvidenceBundle(signer=LocalSigner(key or site.world.key), now=now)
-    return site.publish(tag, shipment=make_shipment(store, [built]), bundle=bundle).digest
+    return site.publish(tag, shipment=plan_upload(store, [built]), bundle=bundle).digest
 
 
 def move_back(site: Site) -> None:

@@ -19,7 +19,7 @@ from pipeline.artifacts.registry.pull import plan_pull, pull_layout
 from pipeline.artifacts.registry.referrers import fallback_tag
 from pipeline.artifacts.store.store import open_store
 from pipeline.evidence.publish.evidence import EvidenceBundle, Naming, plan_naming
-from pipeline.evidence.publish.publish import make_shipment
+from pipeline.evidence.publish.publish import plan_upload
 from pipeline.evidence.statements.image import image_statements
 from pipeline.evidence.verify.artifact import open_layout
 from pipeline.evidence.verify.chain import Judge, judge_attached
@@ -61,7 +61,7 @@ def stated_at(world: World, at: datetime) -> list[Envelope]:
 def publish_at(site: Site, at: datetime, tag: str = "v1", *, index: bool = False) -> str:
     signer = LocalSigner(site.world.key)
     bundle = EvidenceBundle({AMD64: stated_at(site.world, at)}, signer, at)
-    shipment = make_shipment(site.world.store, [site.world.built], index=index)
+    shipment = plan_upload(site.world.store, [site.world.built], index=index)
     return site.publish(tag, bundle=bundle, shipment=shipment).digest
 
 

@@ -48,7 +48,7 @@ from pipeline.evidence.publish.evidence import (
 from pipeline.evidence.publish.publish import (
     Published,
     PublishOrder,
-    make_shipment,
+    plan_upload,
     push_with_evidence,
 )
 from pipeline.evidence.verify.artifact import open_layout
@@ -87,7 +87,7 @@ class Site:
     def publish(self, tag: str = "v1", **changes: Any) -> Published:
         world = self.world
         given = {
-            "shipment": make_shipment(world.store, [world.built]),
+            "shipment": plan_upload(world.store, [world.built]),
             "repository": self.repository,
             "tag": tag,
             "gates": [],
@@ -186,7 +186,7 @@ def test_publishing_again_changes_nothing_and_a_second_name_stands_beside_the_fi
 
 def test_every_platform_of_an_index_is_judged_and_the_index_is_signed(site: Site) -> None:
     world = site.world
-    site.publish("both", shipment=make_shipment(world.store, [world.built], index=True))
+    site.publish("both", shipment=plan_upload(world.store, [world.built], index=True))
     node = site.judge(":both")
     assert node.verdict is Verdict.VALID, show(node)
     assert any(world.built.digest in child.title for child in node.children)
@@ -578,7 +578,7 @@ def test_what_others_signed_under_cosigns_tag_stays(site: Site) -> None:
 
 def test_an_image_that_an_index_lists_for_another_platform_is_refused(site: Site) -> None:
     world = site.world
-    site.publish("both", shipment=make_shipment(world.store, [world.built], index=True))
+    site.publish("both", shipment=plan_upload(world.store, [world.built], index=True))
     index = json.loads(site.tiny.manifests[NAME, site.tiny.tags[NAME, "both"]][1])
     index["manifests"][0]["platform"] = {"architecture": "arm64", "os": "linux"}
     put(site.tiny, index, "both")

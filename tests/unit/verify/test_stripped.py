@@ -26,7 +26,7 @@ from pipeline.artifacts.registry.pull import plan_pull, pull_layout
 from pipeline.artifacts.registry.referrers import fallback_tag
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.evidence.publish.evidence import EvidenceBundle
-from pipeline.evidence.publish.publish import make_shipment
+from pipeline.evidence.publish.publish import plan_upload
 from pipeline.evidence.statements.evidence_set import NAME as SET
 from pipeline.evidence.statements.results import gate_statements
 from pipeline.evidence.verify.artifact import open_layout
@@ -346,7 +346,7 @@ def test_in_an_index_an_image_whose_own_name_was_deleted_is_reported(
 ) -> None:
     """The name of the index stays; older evidence is put back under the image without its name."""
     site = places.site
-    both = make_shipment(world.store, [world.built], index=True)
+    both = plan_upload(world.store, [world.built], index=True)
     bundle = EvidenceBundle({AMD64: list(failed(world).values())}, LocalSigner(world.key))
     site.publish("both", shipment=both, bundle=bundle)
     tag = fallback_tag(site.digest)

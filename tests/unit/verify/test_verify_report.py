@@ -14,7 +14,7 @@ from pipeline.artifacts.attest.keys import LocalSigner, PrivateKey, make_private
 from pipeline.core.errors import NumberChanged
 from pipeline.evidence.verify.chain import Judge
 from pipeline.evidence.verify.evidence import beside, gather_envelopes
-from pipeline.evidence.verify.runs import Behind, judge_report
+from pipeline.evidence.verify.runs import RunInputs, judge_report
 from pipeline.evidence.verify.verdict import Node, Verdict, show, verdict_error
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
 from pipeline.serving.bench.results.recompute import benchmark_statement
@@ -52,8 +52,8 @@ def _sign(path: Path, key: PrivateKey = KEY) -> None:
     path.with_name(f"{path.name}{SUFFIX}").write_bytes(envelope.dump())
 
 
-def _judged(path: Path, behind: Behind | None = None) -> Node:
-    return judge_report(path, gather_envelopes(beside(path)), JUDGE, behind or Behind(None)).node
+def _judged(path: Path, behind: RunInputs | None = None) -> Node:
+    return judge_report(path, gather_envelopes(beside(path)), JUDGE, behind or RunInputs(None)).node
 
 
 def _all(node: Node) -> list[Node]:
@@ -175,7 +175,7 @@ def test_a_run_that_is_not_here_is_missing_and_can_be_looked_for(page: Path) -> 
     shutil.move(page.parent / "run", away / "here")
     node = _judged(page)
     assert _find(node, "run ").own is Verdict.INCOMPLETE
-    found = _judged(page, Behind(None, [away]))
+    found = _judged(page, RunInputs(None, [away]))
     assert _find(found, "numbers of the report").verdict is Verdict.VALID
 
 

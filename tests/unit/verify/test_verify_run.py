@@ -21,7 +21,7 @@ from pipeline.core.errors import NumberChanged
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.evidence.verify.chain import Judge
 from pipeline.evidence.verify.evidence import gather_envelopes
-from pipeline.evidence.verify.runs import Behind, judge_bench_run
+from pipeline.evidence.verify.runs import RunInputs, judge_bench_run
 from pipeline.evidence.verify.verdict import Node, Verdict, how_to_add_facts, show, verdict_error
 from pipeline.serving.bench.metrics import intervals, metrics_of
 from pipeline.serving.bench.model import BenchRun, RequestRow
@@ -66,7 +66,7 @@ def _sign(folder: Path, key: PrivateKey | None = KEY) -> None:
 def _judged(folder: Path, world: World, judge: Judge | None = None) -> Node:
     judge = judge or Judge(trust_in(trusted(KEY, "bench"), trusted(world.key)), world.checkout, NOW)
     statements = sorted(folder.glob(f"*{SUFFIX}"))
-    behind = Behind(world.store, [folder, folder.parent])
+    behind = RunInputs(world.store, [folder, folder.parent])
     return judge_bench_run(folder, gather_envelopes(statements), judge, behind).node
 
 
@@ -336,7 +336,7 @@ def test_a_layout_beside_the_run_stands_in_for_the_store(
     if not is_whole:
         (layout / "blobs" / "sha256" / (world.artifact.layers or ("",))[0][7:]).unlink()
     judge = Judge(trust_in(trusted(KEY, "bench"), trusted(world.key)), world.checkout, NOW)
-    walked = judge_bench_run(folder, [], judge, Behind(None, [layout]))
+    walked = judge_bench_run(folder, [], judge, RunInputs(None, [layout]))
     image = _find(walked.node, "image layout")
     assert (image.verdict is Verdict.BROKEN) is not is_whole
     assert ("layer 1 of 4" in image.message) is not is_whole

@@ -18,7 +18,7 @@ from pipeline.core.model import sha256_of
 from pipeline.evidence.statements.evidence_set import evidence_folder
 from pipeline.evidence.verify.chain import Judge
 from pipeline.evidence.verify.evidence import beside, gather_envelopes
-from pipeline.evidence.verify.runs import Behind, judge_report
+from pipeline.evidence.verify.runs import RunInputs, judge_report
 from pipeline.evidence.verify.verdict import Node, Verdict, show, verdict_error
 from pipeline.hosts.facts.summary import summarise
 from pipeline.serving.bench.place import RUN_FILE
@@ -58,7 +58,7 @@ class Story:
         judge = Judge(trust, self.world.checkout, NOW, deep=True)
         places = [self.folder / name for name in ("weights", "records", "recipes")]
         items = gather_envelopes(beside(self.page))
-        return judge_report(self.page, items, judge, Behind(self.store, places)).node
+        return judge_report(self.page, items, judge, RunInputs(self.store, places)).node
 
 
 @pytest.fixture
