@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
+import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import pytest
 
 from tests.testbed.packages import CannotHave
 
-ROOT = Path(__file__).resolve().parents[1]
+# Seconds of the parts of a run that take longest, on two busy cores; they only set the order.
+DURATIONS = Path(__file__).with_name("durations.json")
 
 
 def pytest_configure() -> None:
@@ -65,7 +66,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked `big` run with `--big` only; without it not even their fixtures are set up."""
+    """Long files first, so that no process works alone at the end.
+
+    Tests marked `big` run with `--big` only; without it not even their fixtures are set up.
+    """
+    seconds = json.loads(DURATIONS.read_text(encoding="utf-8"))
+    items.sort(key=lambda item: -seconds.get(part_of(item.nodeid), 0))
     if config.getoption("--big"):
         return
     skip = pytest.mark.skip(reason="Whole runs one after the other take minutes: run with --big.")
@@ -85,20 +91,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
     config.option.loadscopereorder = False
-    share_out = type("ShareOut", (LoadScopeScheduling,), {"_split_scope": _part_of})
+    share_out = type(
+        "ShareOut", (LoadScopeScheduling,), {"_split_scope": lambda _, node: part_of(node)}
+    )
     return share_out(config, log)
 
 
-def _part_of(_: object, node: str) -> str:
-    """The part of the run that a test belongs to; one process runs all of a part."""
+def part_of(node: str) -> str:
+    """What one process runs in one go: a file, whose tests share what its fixtures made.
+
+    The files about provisioning share two hosts: minutes of Ansible would be twice as many.
+    """
     file = node.partition("::")[0]
-    if not _uses_images(file):
-        return file
-    # what is served is recorded in the store in the order of the tests
-    return "served images" if "/test_serve_" in file else "images"
-
-
-@cache
-def _uses_images(file: str) -> bool:
-    """Whether a file's tests share the store of small images, which takes a while to fill."""
-    return "integration/" in file and "small_store" in (ROOT / file).read_text(encoding="utf-8")
+    return "hosts" if "integration/test_provision" in file else file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import TypeVar
 import pytest
 
 from pipeline.artifacts.store.store import default_root
+from pipeline.core.files import locked
 from tests.integration.bench import Bench, make_bench
-from tests.integration.built import sm120
+from tests.integration.built import run_sm120, sm120
+from tests.integration.host_command import Hosts, provisioned_hosts
 from tests.integration.published import PASSWORD, USER
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.dockerd import docker_daemon as start_daemon
@@ -65,6 +68,30 @@ def at_the_bridge(
         registry = stack.enter_context(part)
         stack.enter_context(trusted_by_docker(registry))
         yield registry
+
+
+@pytest.fixture(scope="session")
+def shared_hosts(
+    docker_daemon: DockerDaemon, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Hosts]:
+    """Two provisioned hosts for all files that test hosts: most of their time is Ansible's."""
+    with ExitStack() as stack:
+        tmp = tmp_path_factory.mktemp("site")
+        yield stack.enter_context(provisioned_hosts(docker_daemon, tmp, both_whole=False))
+
+
+@pytest.fixture(scope="module")
+def hosts(
+    request: pytest.FixtureRequest, is_long: bool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Hosts]:
+    """The shared hosts; in a long run, whose tests break and undo much more, a file's own."""
+    with ExitStack() as stack:
+        if is_long:
+            daemon = request.getfixturevalue("docker_daemon")
+            tmp = tmp_path_factory.mktemp("site")
+            yield stack.enter_context(provisioned_hosts(daemon, tmp, both_whole=True))
+        else:
+            yield request.getfixturevalue("shared_hosts")
 
 
 @pytest.fixture(scope="session")
@@ -123,9 +150,25 @@ def kills(is_long: bool) -> int:
 
 
 @pytest.fixture(scope="session")
-def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store for the small images, filled by the first test that needs one."""
-    return tmp_path_factory.mktemp("store")
+def built_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A store with the small image for all its platforms; all processes of a run share it."""
+    home = tmp_path_factory.getbasetemp()
+    folder = (home if worker_id == "master" else home.parent) / "built-once"
+    with locked(folder.with_suffix(".lock")):
+        if not folder.exists():
+            new = folder.with_suffix(".new")
+            new.mkdir()
+            # a machine without an index or a mirror skips where a test asks for the image
+            run_sm120(new, "build", "llama-cpp-cpu")
+            new.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small_store(built_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file's own store with the small image; a copy, since tests damage what lies in it."""
+    folder = tmp_path_factory.mktemp("store") / "store"
+    return shutil.copytree(built_once, folder, symlinks=True)
 
 
 @pytest.fixture(scope="session")

@@ -55,6 +55,7 @@ class Site:
     tmp: Path
     system: System = BOOKWORM
     values: dict[str, Any] = field(default_factory=dict)
+    host_values: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the host's name
 
     @property
     def first(self) -> Node:
@@ -89,7 +90,9 @@ class Site:
     def inventory(self, password: str = PASSWORD) -> Path:
         """All nodes, with the site's variables."""
         place = self.tmp / "inventory.json"
-        return write_inventory(place, self.fleet, self.values, password=password)
+        return write_inventory(
+            place, self.fleet, self.values, password=password, host_values=self.host_values
+        )
 
 
 @contextmanager

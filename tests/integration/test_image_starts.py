@@ -41,17 +41,12 @@ PLANTED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("starts")
-
-
 def image_test(
-    store: Path, checkout: Path, *options: str, **env: str
+    small_store: Path, checkout: Path, *options: str, **env: str
 ) -> tuple[int, dict[str, str]]:
     """How the command ends, and the verdict of each test."""
     words = ("--checkout", str(checkout), "image", "test", IMAGE, "--json", *options)
-    done = run_sm120(store, *words, **env)
+    done = run_sm120(small_store, *words, **env)
     assert done.stdout, done.stderr[-2000:]
     tests: list[dict[str, Any]] = json.loads(done.stdout)[0]["tests"]
     return done.returncode, {test["name"]: test["verdict"] for test in tests}
@@ -61,7 +56,7 @@ def failed(verdicts: dict[str, str]) -> set[str]:
     return {name for name, verdict in verdicts.items() if verdict == "failed"}
 
 
-def planted(store: Path, place: Path, *paths: str) -> Path:
+def planted(small_store: Path, place: Path, *paths: str) -> Path:
     """A checkout whose image has a file of one line at these paths, built."""
     for folder in ("images", "lockfiles"):
         shutil.copytree(ROOT / folder, place / folder)
@@ -72,32 +67,32 @@ def planted(store: Path, place: Path, *paths: str) -> Path:
     faults = [{"from": "planted", "to": path} for path in paths]
     spec.write_text(yaml.safe_dump({**body, "files": [*kept, *faults]}))
     words = ("--checkout", str(place), "build", IMAGE, "--platform", "host", "--accept")
-    done = run_sm120(store, *words)
+    done = run_sm120(small_store, *words)
     assert done.returncode == 0, done.stderr[-2000:]
     return place
 
 
-def test_a_sound_image_starts_in_namespaces_and_says_so_in_its_evidence(store: Path) -> None:
+def test_a_sound_image_starts_in_namespaces_and_says_so_in_its_evidence(small_store: Path) -> None:
     need_sandbox()
-    build_image(store, IMAGE, host_platform())
-    code, verdicts = image_test(store, ROOT)
+    build_image(small_store, IMAGE, host_platform())
+    code, verdicts = image_test(small_store, ROOT)
     assert (code, failed(verdicts)) == (0, set())
     wanted = {"user", "owners", "folders", "libraries", "C compiler", "C++ compiler"}
     assert wanted <= {name for name, verdict in verdicts.items() if verdict == "passed"}
     assert verdicts["import xllamacpp"] == verdicts["argument parser"] == "passed"
-    shown = run_sm120(store, "verify", IMAGE)
+    shown = run_sm120(small_store, "verify", IMAGE)
     assert "start  valid: starts" in shown.stdout
-    assert not list((store / "tmp").iterdir())
+    assert not list((small_store / "tmp").iterdir())
 
 
 @pytest.mark.parametrize("faults", PLANTED, ids=" and ".join)
 def test_planted_faults_are_caught_each_by_the_test_that_should(
-    store: Path, tmp_path: Path, faults: tuple[str, ...]
+    small_store: Path, tmp_path: Path, faults: tuple[str, ...]
 ) -> None:
     need_sandbox()
-    build_image(store, IMAGE, host_platform())
+    build_image(small_store, IMAGE, host_platform())
     paths = [FAULTS[fault][0] for fault in faults]
-    code, verdicts = image_test(store, planted(store, tmp_path, *paths))
+    code, verdicts = image_test(small_store, planted(small_store, tmp_path, *paths))
     assert code == 92
     for fault in faults:
         assert FAULTS[fault][1] <= failed(verdicts), fault
@@ -108,14 +103,14 @@ def test_every_fault_is_planted_once() -> None:
 
 
 def test_the_same_in_docker_with_a_sound_image_and_with_a_wrong_owner(
-    store: Path, tmp_path: Path, docker_daemon: DockerDaemon
+    small_store: Path, tmp_path: Path, docker_daemon: DockerDaemon
 ) -> None:
-    build_image(store, IMAGE, host_platform())
+    build_image(small_store, IMAGE, host_platform())
     env = {"DOCKER_HOST": docker_daemon.socket_url}
-    code, verdicts = image_test(store, ROOT, "--runtime", "docker", **env)
+    code, verdicts = image_test(small_store, ROOT, "--runtime", "docker", **env)
     assert (code, failed(verdicts)) == (0, set())
-    checkout = planted(store, tmp_path, "/home/engine/.cache/planted")
-    code, verdicts = image_test(store, checkout, "--runtime", "docker", **env)
+    checkout = planted(small_store, tmp_path, "/home/engine/.cache/planted")
+    code, verdicts = image_test(small_store, checkout, "--runtime", "docker", **env)
     assert (code, failed(verdicts)) == (92, {"owners", "folders"})
 
 

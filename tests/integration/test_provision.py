@@ -7,8 +7,7 @@ contents, kernel files and GRUB. A test that leans on a stand-in says so in its 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ import requests
 import yaml
 
 from pipeline.weights.model import WeightsSpec, write_weights_lock
-from tests.integration.site import LEFT, Site, new_site
+from tests.integration.host_command import Hosts
+from tests.integration.site import LEFT, Site
 from tests.testbed.apt_repository import DRIVER, NEW_DRIVER, OLD_DRIVER, PLAIN_DRIVER
 from tests.testbed.debian import NOBLE
-from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.locked_set import SMALL, make_set, random_bytes
 from tests.testbed.nodes import Node
 from tests.testbed.own_wheel import REQUIREMENTS, build_wheel, neighbour_serving, wheelhouse
@@ -38,39 +37,11 @@ SPEC = WeightsSpec(
 )
 
 
-@pytest.fixture(scope="module")
-def fresh(
-    docker_daemon: DockerDaemon, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Site, list[str]]]:
-    """Two nodes that no play has touched, and what the second looked like."""
-    with ExitStack() as stack:
-        tmp = tmp_path_factory.mktemp("site")
-        site = stack.enter_context(new_site(docker_daemon, tmp, ["n1", "n2"]))
-        yield site, snapshot(site.second)
-
-
-@pytest.fixture(scope="module")
-def checked(fresh: tuple[Site, list[str]]) -> Run:
-    """A run in check mode, before any other."""
-    return fresh[0].run("--check", "--diff", "--limit", "n2")
-
-
-@pytest.fixture(scope="module")
-def chosen(is_long: bool) -> tuple[str, ...]:
-    """Whom a whole run is for: with every role, the second node takes half of its time."""
-    return () if is_long else ("--limit", "n1")
-
-
-@pytest.fixture(scope="module")
-def provisioned(fresh: tuple[Site, list[str]], chosen: tuple[str, ...]) -> tuple[Site, Run]:
-    """The nodes after their first run."""
-    site = fresh[0]
-    return site, site.run(*chosen).require_good()
-
-
-def nodes_of(site: Site, run: Run) -> list[Node]:
-    """The nodes that a run was for."""
-    return [node for node in site.fleet.nodes if node.name in run.recap]
+@pytest.fixture
+def site(hosts: Hosts) -> Site:
+    """The hosts after their first run."""
+    assert hosts.first_run.code == 0, hosts.first_run.out[-3000:] + hosts.first_run.err
+    return hosts.site
 
 
 def version_on(nodes: Iterable[Node], package: str) -> list[str]:
@@ -84,45 +55,36 @@ def loaded_on(nodes: Iterable[Node]) -> list[str]:
     return [node.shell("cat /proc/driver/nvidia/version") for node in nodes]
 
 
-def test_check_mode_on_fresh_nodes_shows_the_plan_and_changes_nothing(
-    fresh: tuple[Site, list[str]], checked: Run
-) -> None:
-    site, before = fresh
-    checked.require_good()
+def test_check_mode_on_a_fresh_node_shows_the_plan_and_changes_nothing(hosts: Hosts) -> None:
+    checked = hosts.checked.require_good()
     assert checked.count("changed") > 0
     assert "+Pin-Priority: 1001" in checked.text
     assert "This host would reboot for" in checked.text
     assert "The kernel was booted without" not in checked.text
-    assert differences(before, snapshot(site.second), ()) == []
+    assert differences(hosts.fresh, hosts.after_check, ()) == []
 
 
 def test_the_first_run_installs_pins_holds_and_reboots_into_stand_in_kernel_files(
-    provisioned: tuple[Site, Run],
+    site: Site, hosts: Hosts
 ) -> None:
-    site, run = provisioned
-    print(f"first run: {run.tasks} tasks, {run.seconds:.0f} s, {run.recap}")
-    nodes = nodes_of(site, run)
-    assert nodes
-    assert set(version_on(nodes, "nvidia-open")) == {f"{DRIVER}-1 hold"}
-    assert all(DRIVER in text for text in loaded_on(nodes))
-    for node in nodes:
+    assert set(version_on(hosts.whole(), "nvidia-open")) == {f"{DRIVER}-1 hold"}
+    assert all(DRIVER in text for text in loaded_on(hosts.whole()))
+    for node in hosts.whole():
         message = node.shell("cat /proc/cmdline").split()
         assert {"iommu=pt", "pcie_aspm=off", "pcie_port_pm=off"} <= set(message)
         assert "mitigations=off" not in message
 
 
-def test_the_second_run_changes_nothing(
-    provisioned: tuple[Site, Run], chosen: tuple[str, ...]
-) -> None:
-    site, _ = provisioned
-    run = site.run(*chosen).require_good()
+def test_the_second_run_changes_nothing(site: Site) -> None:
+    run = site.run().require_good()
     print(f"second run: {run.tasks} tasks, {run.seconds:.0f} s, {run.recap}")
+    assert len(run.recap) == 2
     assert run.count("changed") == 0
 
 
-def test_every_promise_holds_as_testinfra_sees_it(provisioned: tuple[Site, Run]) -> None:
+def test_every_promise_holds_as_testinfra_sees_it(site: Site, hosts: Hosts) -> None:
     testinfra = pytest.importorskip("testinfra", reason="pytest-testinfra is not installed.")
-    for node in nodes_of(*provisioned):
+    for node in hosts.whole():
         host = testinfra.get_host(f"ssh://{node.name}", ssh_config=str(node.ssh_config))
         assert host.package("nvidia-container-toolkit").version == "1.18.2-1"
         assert not host.package("cuda-toolkit-13-0").is_installed
@@ -138,15 +100,12 @@ def test_every_promise_holds_as_testinfra_sees_it(provisioned: tuple[Site, Run])
         assert host.file("/var/lib/sm120/pcie/after.txt").contains("iommu=pt")
 
 
-def test_drift_is_found_where_it_is_and_repaired(
-    provisioned: tuple[Site, Run], chosen: tuple[str, ...]
-) -> None:
-    site, _ = provisioned
+def test_drift_is_found_where_it_is_and_repaired(site: Site, is_long: bool) -> None:
     site.first.shell(
         "rm /etc/sysctl.d/60-sm120.conf && sysctl --quiet --write vm.swappiness=33"
         " && systemctl disable --now sm120-governor"
     )
-    only = ("--tags", "host_tuning", *chosen)
+    only = ("--tags", "host_tuning", *(() if is_long else ("--limit", "n1")))
     for run in (site.run("--check", *only), site.run(*only)):
         changed = {name: counts["changed"] for name, counts in run.require_good().recap.items()}
         assert changed.pop("n1") >= 3
@@ -157,9 +116,8 @@ def test_drift_is_found_where_it_is_and_repaired(
 
 @pytest.mark.big
 def test_a_grub_file_that_overrides_our_arguments_ends_the_run_without_a_reboot(
-    provisioned: tuple[Site, Run],
+    site: Site,
 ) -> None:
-    site, _ = provisioned
     booted = site.first.shell("cat /proc/sys/kernel/random/boot_id")
     other = "/etc/default/grub.d/90-other.cfg"
     site.first.shell(f"echo 'GRUB_CMDLINE_LINUX_DEFAULT=quiet' >{other}")
@@ -171,8 +129,7 @@ def test_a_grub_file_that_overrides_our_arguments_ends_the_run_without_a_reboot(
 
 
 @pytest.mark.big
-def test_a_masked_persistence_daemon_runs_again(provisioned: tuple[Site, Run]) -> None:
-    site, _ = provisioned
+def test_a_masked_persistence_daemon_runs_again(site: Site) -> None:
     site.first.shell("systemctl mask --now nvidia-persistenced")
     site.run("--tags", "nvidia_driver", "--limit", "n1").require_good()
     assert site.first.shell("systemctl is-active nvidia-persistenced") == "active\n"
@@ -180,9 +137,8 @@ def test_a_masked_persistence_daemon_runs_again(provisioned: tuple[Site, Run]) -
 
 @pytest.mark.big
 def test_a_power_limit_is_in_effect_at_once_and_given_back_on_stand_in_cards(
-    provisioned: tuple[Site, Run],
+    site: Site,
 ) -> None:
-    site, _ = provisioned
     only = ("--tags", "host_tuning", "--limit", "n1")
     limits = "nvidia-smi --query-gpu=power.limit --format=csv,noheader,nounits"
 
@@ -205,9 +161,8 @@ def test_a_power_limit_is_in_effect_at_once_and_given_back_on_stand_in_cards(
 
 @pytest.mark.big
 def test_a_package_that_lost_its_hold_and_its_version_is_brought_back(
-    provisioned: tuple[Site, Run],
+    site: Site,
 ) -> None:
-    site, _ = provisioned
     names = "nvidia-container-toolkit nvidia-container-toolkit-base"
     older = " ".join(f"{name}=1.17.8-1" for name in names.split())
     site.first.shell(
@@ -218,9 +173,8 @@ def test_a_package_that_lost_its_hold_and_its_version_is_brought_back(
 
 
 def test_a_tampered_repository_is_refused_with_cause_and_fix(
-    provisioned: tuple[Site, Run],
+    site: Site,
 ) -> None:
-    site, _ = provisioned
     kept = {name: (site.repository.root / name).read_bytes() for name in ("Packages", "InRelease")}
     site.repository.tamper()
     try:
@@ -235,9 +189,8 @@ def test_a_tampered_repository_is_refused_with_cause_and_fix(
 
 
 def test_a_repository_signed_anew_with_other_bytes_under_a_locked_version_is_refused(
-    provisioned: tuple[Site, Run],
+    site: Site,
 ) -> None:
-    site, _ = provisioned
     kept = list(site.repository.stanzas)
     site.repository.stanzas = [
         s.replace("SHA256: ", "SHA256: " + "0" * 8, 1)[:-9] + "\n"
@@ -257,9 +210,8 @@ def test_a_repository_signed_anew_with_other_bytes_under_a_locked_version_is_ref
 
 @pytest.mark.big
 def test_a_package_with_other_bytes_than_the_signed_index_promises_is_refused(
-    provisioned: tuple[Site, Run],
+    site: Site,
 ) -> None:
-    site, _ = provisioned
     (deb,) = site.repository.root.glob("cuda-nvcc-13-0_*.deb")
     kept = deb.read_bytes()
     deb.write_bytes(kept[:-20] + bytes(20))
@@ -277,9 +229,8 @@ def test_a_package_with_other_bytes_than_the_signed_index_promises_is_refused(
 
 @pytest.mark.big
 def test_a_disk_that_fills_up_while_apt_works_is_named_with_its_fix(
-    provisioned: tuple[Site, Run],
+    site: Site,
 ) -> None:
-    site, _ = provisioned
     archives = "/var/lib/sm120/packages/cuda"
     fill = f"dd if=/dev/zero of={archives}/full bs=4k count=9 2>/dev/null || true"
     site.first.shell(
@@ -298,9 +249,9 @@ def test_a_disk_that_fills_up_while_apt_works_is_named_with_its_fix(
 
 
 def test_a_wrong_sudo_password_ends_before_anything_is_touched(
-    fresh: tuple[Site, list[str]],
+    site: Site,
 ) -> None:
-    run = fresh[0].run("--limit", "n1", password="wrong")
+    run = site.run("--limit", "n1", password="wrong")
     assert run.code != 0
     assert "Incorrect sudo password" in run.text or "sudo" in run.text.lower()
     assert run.count("changed") == 0
@@ -308,9 +259,8 @@ def test_a_wrong_sudo_password_ends_before_anything_is_touched(
 
 
 def test_a_full_disk_stops_the_play_with_the_free_space_and_a_fix(
-    provisioned: tuple[Site, Run],
+    site: Site,
 ) -> None:
-    site, _ = provisioned
     site.first.shell("mount -t tmpfs -o size=8m tmpfs /var")
     try:
         run = site.run("--tags", "nvidia_repository", sm120_max_fail_percentage=100)
@@ -323,9 +273,8 @@ def test_a_full_disk_stops_the_play_with_the_free_space_and_a_fix(
 
 
 def test_a_node_that_is_down_is_named_and_the_other_is_provisioned(
-    provisioned: tuple[Site, Run],
+    site: Site,
 ) -> None:
-    site, _ = provisioned
     site.second.stop()
     try:
         run = site.run(
@@ -340,22 +289,21 @@ def test_a_node_that_is_down_is_named_and_the_other_is_provisioned(
 
 
 def test_a_lock_without_this_system_stops_the_play_and_says_how_to_lock(
-    fresh: tuple[Site, list[str]], tmp_path: Path
+    site: Site, tmp_path: Path
 ) -> None:
     empty = tmp_path / "host.lock.yaml"
     empty.write_text("targets: {}\n")
     for lock_file in (empty, tmp_path / "missing.yaml"):
         only = ("--tags", "nvidia_driver", "--limit", "n1")
-        run = fresh[0].run(*only, sm120_lock_file=str(lock_file))
+        run = site.run(*only, sm120_lock_file=str(lock_file))
         assert run.count("failed") == 1
-        assert f"sm120 host lock --target {fresh[0].system.target}" in " ".join(run.text.split())
+        assert f"sm120 host lock --target {site.system.target}" in " ".join(run.text.split())
 
 
 @pytest.mark.big
 def test_the_driver_pin_moves_down_and_up_and_between_the_two_ways_of_naming_on_stand_ins(
-    provisioned: tuple[Site, Run],
+    site: Site,
 ) -> None:
-    site, _ = provisioned
     only = ("--tags", "nvidia_repository,nvidia_driver")
     site.lock(packages=["nvidia-driver-580-open"], version=OLD_DRIVER)
     site.run(*only).require_good()
@@ -374,10 +322,7 @@ def test_the_driver_pin_moves_down_and_up_and_between_the_two_ways_of_naming_on_
 @pytest.mark.parametrize(
     "task", ["Pin the versions", "Install exactly the locked bytes", "Hold them", "Reboot"]
 )
-def test_a_run_cut_off_in_the_middle_is_finished_by_the_next_one(
-    provisioned: tuple[Site, Run], task: str
-) -> None:
-    site, _ = provisioned
+def test_a_run_cut_off_in_the_middle_is_finished_by_the_next_one(site: Site, task: str) -> None:
     only = ("--tags", "nvidia_repository,nvidia_driver", "--limit", "n1")
     wanted = PLAIN_DRIVER if DRIVER in loaded_on(site.fleet.nodes)[0] else DRIVER
     site.lock(branch=int(wanted.partition(".")[0]), version=wanted)
@@ -393,9 +338,8 @@ def test_a_run_cut_off_in_the_middle_is_finished_by_the_next_one(
 @pytest.mark.big
 @pytest.mark.parametrize("task", ["Set the modules' options", "Update GRUB", "Reboot"])
 def test_a_cut_between_a_file_and_what_is_made_of_it_is_mended_on_stand_in_kernel_files(
-    provisioned: tuple[Site, Run], task: str
+    site: Site, task: str
 ) -> None:
-    site, _ = provisioned
     only = ("--tags", "pcie", "--limit", "n1")
     wanted = "pt" if "iommu=off" in site.first.shell("cat /proc/cmdline") else "off"
     cut = site.run(*only, pcie_iommu=wanted, cut_off_at=f": {task}]")
@@ -407,9 +351,8 @@ def test_a_cut_between_a_file_and_what_is_made_of_it_is_mended_on_stand_in_kerne
 
 @pytest.mark.big
 def test_a_kernel_that_follows_updates_gets_headers_that_follow_them_too(
-    provisioned: tuple[Site, Run],
+    site: Site,
 ) -> None:
-    site, _ = provisioned
     site.first.shell("apt-get --quiet --yes install linux-image-stand-in")
     only = ("--tags", "nvidia_driver", "--limit", "n1")
     site.run(*only).require_good()
@@ -418,8 +361,7 @@ def test_a_kernel_that_follows_updates_gets_headers_that_follow_them_too(
 
 
 @pytest.mark.big
-def test_an_engine_from_dockers_own_archive_stays(provisioned: tuple[Site, Run]) -> None:
-    site, _ = provisioned
+def test_an_engine_from_dockers_own_archive_stays(site: Site) -> None:
     site.first.shell("apt-get --quiet --yes install docker-ce")
     assert version_on(site.fleet.nodes, "docker.io")[0] in ("", "20.10.24+dfsg1-1 deinstall")
     site.run("--tags", "container_runtime", "--limit", "n1").require_good()
@@ -430,9 +372,8 @@ def test_an_engine_from_dockers_own_archive_stays(provisioned: tuple[Site, Run])
 
 @pytest.mark.big
 def test_dockers_settings_and_roots_logins_that_were_there_stay_and_come_back(
-    fresh: tuple[Site, list[str]],
+    site: Site,
 ) -> None:
-    site, _ = fresh
     only = ("--tags", "nvidia_repository,container_runtime", "--limit", "n1")
     values: dict[str, Any] = {
         "container_runtime_registry": "registry.example:5000",
@@ -474,9 +415,8 @@ def test_dockers_settings_and_roots_logins_that_were_there_stay_and_come_back(
 
 @pytest.mark.big
 def test_an_archive_that_cannot_be_read_is_named_and_what_is_there_is_enough(
-    provisioned: tuple[Site, Run],
+    site: Site,
 ) -> None:
-    site, _ = provisioned
     site.first.shell("echo 'deb http://127.0.0.1:9/ ./' > /etc/apt/sources.list.d/dead.list")
     try:
         run = site.run("--tags", "host_tuning", "--limit", "n1").require_good()
@@ -489,9 +429,8 @@ def test_an_archive_that_cannot_be_read_is_named_and_what_is_there_is_enough(
 
 @pytest.mark.big
 def test_a_package_left_half_installed_is_finished_by_the_next_run(
-    provisioned: tuple[Site, Run],
+    site: Site,
 ) -> None:
-    site, _ = provisioned
     deb = next(site.archive.root.glob("make_*.deb")).name
     get = f"import urllib.request as u; u.urlretrieve('{site.archive.url}/{deb}', '/tmp/{deb}')"
     site.first.shell(f'python3 -c "{get}" && dpkg --unpack /tmp/{deb}')
@@ -502,9 +441,8 @@ def test_a_package_left_half_installed_is_finished_by_the_next_run(
 
 @pytest.mark.big
 def test_ubuntu_gets_the_names_with_the_branch_by_its_os_release_on_a_stand_in(
-    provisioned: tuple[Site, Run],
+    site: Site,
 ) -> None:
-    site, _ = provisioned
     os_release = 'ID=ubuntu\nNAME="Ubuntu"\nVERSION_ID="24.04"\nVERSION="24.04 LTS (Noble)"\n'
     site.lock(NOBLE.target)
     site.first.shell(f"mv /etc/os-release /root/kept && echo '{os_release}' > /etc/os-release")
@@ -521,9 +459,8 @@ def test_ubuntu_gets_the_names_with_the_branch_by_its_os_release_on_a_stand_in(
 
 @pytest.mark.big
 def test_the_private_registry_asks_for_a_password_over_tls_and_goes_away_again(
-    provisioned: tuple[Site, Run], tmp_path: Path
+    site: Site, tmp_path: Path
 ) -> None:
-    site, _ = provisioned
     site.offer("docker-registry")
     hashed = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(rounds=4)).decode()
     address = site.first.address
@@ -550,9 +487,8 @@ def test_the_private_registry_asks_for_a_password_over_tls_and_goes_away_again(
 
 @pytest.mark.big
 def test_weights_come_from_a_neighbour_and_are_scrubbed_by_the_command_installed_on_the_node(
-    fresh: tuple[Site, list[str]], tmp_path: Path
+    site: Site, tmp_path: Path
 ) -> None:
-    site, _ = fresh
     lock_weights(site.checkout, tmp_path / "neighbour")
     wheel = build_wheel(tmp_path / "wheel")
     site.first.put(wheelhouse(tmp_path / "wheels"), "/srv/wheels")
@@ -626,20 +562,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.big
 @pytest.mark.parametrize(("part", "values", "message"), REFUSED)
 def test_what_cannot_work_is_refused_with_cause_and_fix_before_anything_changes(
-    fresh: tuple[Site, list[str]], part: str, values: dict[str, Any], message: str
+    site: Site, part: str, values: dict[str, Any], message: str
 ) -> None:
     only = ("--tags", part, "--limit", "n1", "--check")
-    run = fresh[0].run(*only, sm120_parts=[part], **values)
+    run = site.run(*only, sm120_parts=[part], **values)
     assert run.count("failed") == 1
     assert run.count("changed") == 0
     assert message in " ".join(run.text.split())
 
 
 @pytest.mark.big
-def test_state_absent_leaves_the_node_as_it_was(
-    fresh: tuple[Site, list[str]], provisioned: tuple[Site, Run]
-) -> None:
-    site, before = fresh
+def test_state_absent_leaves_the_node_as_it_was(site: Site, hosts: Hosts) -> None:
+    before = hosts.fresh
     names = ("nvidia_repository", "nvidia_driver", "pcie", "nccl", "container_runtime")
     gone = {f"{name}_state": "absent" for name in (*names, "host_tuning")}
     site.run(**gone).require_good()
@@ -651,10 +585,8 @@ def test_state_absent_leaves_the_node_as_it_was(
 
 
 @pytest.mark.big
-def test_a_role_that_ran_alone_on_a_fresh_node_is_undone_alone(
-    fresh: tuple[Site, list[str]],
-) -> None:
-    site, before = fresh
+def test_a_role_that_ran_alone_on_a_fresh_node_is_undone_alone(site: Site, hosts: Hosts) -> None:
+    before = hosts.fresh
     only = ("--tags", "host_tuning", "--limit", "n2")
     site.run(*only, host_tuning_state="absent").require_good()
     site.second.shell("rm -rf /var/lib/sm120")

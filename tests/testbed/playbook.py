@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.testbed.nodes import PASSWORD, USER, Fleet
@@ -65,11 +66,19 @@ def ansible_program(name: str) -> str:
 
 
 def write_inventory(
-    place: Path, fleet: Fleet, values: Mapping[str, Any], *, password: str = PASSWORD
+    place: Path,
+    fleet: Fleet,
+    values: Mapping[str, Any],
+    *,
+    password: str = PASSWORD,
+    host_values: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Path:
-    """All nodes, with these variables for each."""
+    """All nodes, with these variables for each, and with those of single hosts."""
     common = f"-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -i {fleet.key_file}"
-    hosts = {node.name: {"ansible_host": node.address} for node in fleet.nodes}
+    hosts = {
+        node.name: {"ansible_host": node.address, **host_values.get(node.name, {})}
+        for node in fleet.nodes
+    }
     shared = {
         "ansible_user": USER,
         "ansible_become_password": password,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import DURATIONS, part_of
 
 TESTS = Path(__file__).resolve().parents[1]
 FILES = sorted(TESTS.rglob("test_*.py"))
@@ -18,6 +21,11 @@ def test_no_folder_of_tests_is_passed_over(request: pytest.FixtureRequest) -> No
     passed_over = request.config.getini("norecursedirs")
     folders = {part for file in FILES for part in file.relative_to(TESTS).parts[:-1]}
     assert [f for f in folders for pattern in passed_over if fnmatch(f, pattern)] == []
+
+
+def test_every_part_with_a_duration_is_there() -> None:
+    parts = {part_of(str(file.relative_to(TESTS.parent))) for file in FILES}
+    assert set(json.loads(DURATIONS.read_text(encoding="utf-8"))) <= parts
 
 
 def test_no_two_test_files_have_one_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from pipeline.core.errors import (
 )
 from pipeline.images.assemble.plan import plan_tree
 from pipeline.images.source.objects import entries, objects_folder
+from pipeline.images.source.toolchain import unpacked_root
 from pipeline.images.spec.image import CompiledSpec
 from tests.integration.built import need_sandbox
 from tests.testbed.tiny_source import FILES, HERE, Bench, processes_in, toolchain_deb
@@ -39,8 +41,20 @@ def deb(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toolchain_deb(tmp_path_factory.mktemp("mirror"), compiler=True)
 
 
+@pytest.fixture(scope="module")
+def with_toolchain(deb: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the toolchain's image, built and unpacked: three seconds of each test."""
+    made = Bench(tmp_path_factory.mktemp("toolchain"), deb)
+    made.write()
+    unpacked_root(made.store, made._toolchain(made.plan()))
+    return made.store.root
+
+
 @pytest.fixture
-def bench(tmp_path: Path, deb: Path) -> Make:
+def bench(tmp_path: Path, deb: Path, with_toolchain: Path) -> Make:
+    # a copy, not links: tests damage files in their place
+    shutil.copytree(with_toolchain, tmp_path / "store", symlinks=True)
+
     def make(script: str = FILES["build.sh"], **more: Any) -> Bench:
         made = Bench(tmp_path, deb, {**FILES, "build.sh": script}, **more)
         made.write()

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,40 +22,31 @@ from pipeline.core.errors import (
     PromiseBroken,
     ProvisionFailed,
 )
-from tests.integration.host_command import Ended, command, verify
-from tests.integration.site import Site, new_site
-from tests.testbed.dockerd import DockerDaemon
+from tests.integration.host_command import AT_ONCE, Ended, Hosts, command, verify
+from tests.integration.site import Site
 from tests.testbed.playbook import ROOT, recap_of
 from tests.testbed.snapshot import differences, snapshot
 
 pytestmark = pytest.mark.timeout(1800)
-# roles that need no reboot and little time
-FEW = {"sm120_parts": ["nccl", "host_tuning"]}
-# a play's own keywords know no variables of the inventory
-AT_ONCE = ("-e", "sm120_batches=100%")
 
 
 @pytest.fixture(scope="module")
-def site(docker_daemon: DockerDaemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with ExitStack() as stack:
-        tmp = tmp_path_factory.mktemp("verify")
-        made = stack.enter_context(new_site(docker_daemon, tmp, ["v1", "v2"]))
-        made.values |= FEW
-        yield made
+def site(hosts: Hosts) -> Site:
+    return hosts.site
 
 
 @pytest.fixture(scope="module")
-def provisioned(site: Site) -> Ended:
+def provisioned(hosts: Hosts) -> Ended:
     """The first run of the whole command."""
-    return command(site, "provision", *AT_ONCE)
+    return hosts.first_run
 
 
 def test_provision_ends_with_the_checks_and_keeps_a_record_of_each_host(
     site: Site, provisioned: Ended
 ) -> None:
     assert provisioned.code == 0, provisioned.out[-3000:] + provisioned.err
-    assert "v1 changed: software.nccl_conf: unknown: /etc/nccl.conf" in provisioned.out
-    for name in ("v1", "v2"):
+    assert "n1 changed: software.nccl_conf: unknown: /etc/nccl.conf" in provisioned.out
+    for name in ("n1", "n2"):
         assert f"{name}: " in provisioned.out.rpartition("PLAY RECAP")[2]
         facts = json.loads((site.tmp / "records" / f"{name}.json").read_text())
         assert facts["host"] == name
@@ -117,13 +106,13 @@ def test_what_is_broken_on_one_node_is_named_there_with_its_fix_and_what_moved(
         site.second.shell(script)
     result = verify(site)
     assert result.code == PromiseBroken.exit_code, result.err
-    assert result.rows("v1", "failed", "unknown") == set()
-    assert result.rows("v2", "failed") == set(BREAKS)
-    assert result.rows("v2", "unknown") == set()
-    assert all(r["fix"] for r in result.host("v2")["rows"] if r["verdict"] == "failed")
-    moved = {d["field"] for d in result.host("v2")["drift"]}
+    assert result.rows("n1", "failed", "unknown") == set()
+    assert result.rows("n2", "failed") == set(BREAKS)
+    assert result.rows("n2", "unknown") == set()
+    assert all(r["fix"] for r in result.host("n2")["rows"] if r["verdict"] == "failed")
+    moved = {d["field"] for d in result.host("n2")["drift"]}
     assert {"kernel.swappiness", "software.nccl_conf"} <= moved
-    assert result.host("v1")["drift"] == []
+    assert result.host("n1")["drift"] == []
 
 
 @pytest.mark.big
@@ -131,8 +120,8 @@ def test_the_next_run_repairs_it_and_says_what_moved(site: Site, provisioned: En
     site.second.shell(TAKEN_BACK)
     again = command(site, "provision", *AT_ONCE)
     assert again.code == 0, again.out[-3000:] + again.err
-    assert "v2 changed: kernel.swappiness: 60 -> 0" in again.out
-    assert "v1: no fact changed in this run" in again.out
+    assert "n2 changed: kernel.swappiness: 60 -> 0" in again.out
+    assert "n1: no fact changed in this run" in again.out
     assert verify(site).code == 0
 
 
@@ -146,10 +135,10 @@ def test_a_node_that_is_down_is_not_reached_and_the_other_is_judged(
     finally:
         site.second.start()
     assert result.code == HostUnreached.exit_code
-    assert result.host("v2")["verdict"] == "not reached"
-    assert result.host("v2")["rows"] == []
-    assert result.host("v1")["verdict"] == "passed"
-    assert "not reached: v2" in result.err
+    assert result.host("n2")["verdict"] == "not reached"
+    assert result.host("n2")["rows"] == []
+    assert result.host("n1")["verdict"] == "passed"
+    assert "not reached: n2" in result.err
 
 
 @pytest.mark.big
@@ -158,9 +147,9 @@ def test_a_wrong_sudo_password_and_none_at_all_leave_nothing_called_passed(
 ) -> None:
     assert provisioned.code == 0
     for password, message in (("wrong", "does not accept"), ("", "needs a password")):
-        result = verify(site, "--limit", "v1", ansible_become_password=password)
+        result = verify(site, "--limit", "n1", ansible_become_password=password)
         assert result.code == HostUnreached.exit_code
-        assert message in result.host("v1")["unreached"]
+        assert message in result.host("n1")["unreached"]
 
 
 def test_a_lock_that_answers_another_spec_stops_before_any_host_is_asked(
@@ -179,12 +168,12 @@ def test_a_lock_that_answers_another_spec_stops_before_any_host_is_asked(
 
 @pytest.mark.big
 def test_check_mode_proves_and_records_nothing_and_says_so(site: Site, provisioned: Ended) -> None:
-    before = (site.tmp / "records" / "v1.json").read_bytes()
-    ended = command(site, "provision", *AT_ONCE, "--check", "--diff", "--limit", "v1")
+    before = (site.tmp / "records" / "n1.json").read_bytes()
+    ended = command(site, "provision", *AT_ONCE, "--check", "--diff", "--limit", "n1")
     assert ended.code == 0, ended.out[-2000:]
     assert "nothing is recorded or verified" in ended.err
     assert "passed" not in ended.out.rpartition("PLAY RECAP")[2]
-    assert (site.tmp / "records" / "v1.json").read_bytes() == before
+    assert (site.tmp / "records" / "n1.json").read_bytes() == before
 
 
 @pytest.mark.big
@@ -198,7 +187,7 @@ def test_a_canary_that_fails_leaves_the_others_untouched(site: Site, provisioned
         site.first.shell("mv /root/kept /etc/nccl.conf")
     assert ended.code == ProvisionFailed.exit_code
     assert "was not written by this role and is left alone" in " ".join(ended.out.split())
-    assert "v2" not in recap_of(ended.out)
+    assert "n2" not in recap_of(ended.out)
     assert differences(untouched, snapshot(site.second), ()) == []
     assert "were not verified" in ended.err
     assert command(site, "provision", *AT_ONCE).code == 0
@@ -477,11 +466,11 @@ def test_what_takes_effect_besides_our_files_is_found_with_its_reason(
     result = verify(site, **whole)
     for _, undo, _, _ in IN_EFFECT:
         site.second.shell(undo)
-    assert result.rows("v1", "failed", "unknown") == set()
-    assert result.rows("v2", "failed", "unknown") == {promise for _, _, promise, _ in IN_EFFECT}
-    reasons = {f"{r['role']}: {r['promise']}": r["why"] for r in result.host("v2")["rows"]}
+    assert result.rows("n1", "failed", "unknown") == set()
+    assert result.rows("n2", "failed", "unknown") == {promise for _, _, promise, _ in IN_EFFECT}
+    reasons = {f"{r['role']}: {r['promise']}": r["why"] for r in result.host("n2")["rows"]}
     assert [why for _, _, promise, why in IN_EFFECT if why not in reasons[promise]] == []
-    assert verify(site, "--limit", "v2", **whole).rows("v2", "failed", "unknown") == set()
+    assert verify(site, "--limit", "n2", **whole).rows("n2", "failed", "unknown") == set()
 
 
 @pytest.mark.big
@@ -492,17 +481,17 @@ def test_settings_that_others_planted_are_found_all_at_once_and_one_by_one(
         site.second.shell(plant)
     result = verify(site, **whole)
     assert result.code == PromiseBroken.exit_code
-    assert result.rows("v1", "failed", "unknown") == set()
-    assert result.rows("v2", "failed", "unknown") == {promise for _, _, promise in PLANTED}
+    assert result.rows("n1", "failed", "unknown") == set()
+    assert result.rows("n2", "failed", "unknown") == {promise for _, _, promise in PLANTED}
     for _, undo, _ in PLANTED:
         site.second.shell(undo)
     for plant, undo, promise in PLANTED:
         site.second.shell(plant)
         role = promise.partition(":")[0]
-        alone = verify(site, "--limit", "v2", "--role", role, **whole)
+        alone = verify(site, "--limit", "n2", "--role", role, **whole)
         site.second.shell(undo)
-        assert alone.rows("v2", "failed", "unknown") == {promise}
-        (row,) = [r for r in alone.host("v2")["rows"] if r["verdict"] == "failed"]
+        assert alone.rows("n2", "failed", "unknown") == {promise}
+        (row,) = [r for r in alone.host("n2")["rows"] if r["verdict"] == "failed"]
         assert row["why"]
         assert row["fix"]
 
@@ -515,16 +504,16 @@ def test_every_role_is_proved_on_stand_ins_and_every_break_is_found(
         site.second.shell(script)
     result = verify(site, "--functions", "sm120/vllm:none", "--output", str(tmp_path), **whole)
     assert result.code == PromiseBroken.exit_code
-    assert result.rows("v1", "failed", "unknown") == set()
-    assert result.rows("v2", "failed") == set(ALL_BREAKS)
-    assert "module-proprietary" in [f["issue"]["id"] for f in result.host("v2")["findings"]]
-    assert "driver.version" in {d["field"] for d in result.host("v2")["drift"]}
-    (row,) = result.host("v1")["functions"]
+    assert result.rows("n1", "failed", "unknown") == set()
+    assert result.rows("n2", "failed") == set(ALL_BREAKS)
+    assert "module-proprietary" in [f["issue"]["id"] for f in result.host("n2")["findings"]]
+    assert "driver.version" in {d["field"] for d in result.host("n2")["drift"]}
+    (row,) = result.host("n1")["functions"]
     assert (row["verdict"], "no GPU is on the bus" in row["why"]) == ("unknown", True)
 
     # the third is the first's equal, so that the second is the one that differs
-    (tmp_path / "v3.json").write_bytes((tmp_path / "v1.json").read_bytes())
-    files = [str(tmp_path / f"v{n}.json") for n in (1, 2, 3)]
+    (tmp_path / "n3.json").write_bytes((tmp_path / "n1.json").read_bytes())
+    files = [str(tmp_path / f"n{n}.json") for n in (1, 2, 3)]
     odd = subprocess.run(
         [sys.executable, "-m", "pipeline", "host", "outliers", *files],
         cwd=ROOT,
@@ -533,5 +522,5 @@ def test_every_role_is_proved_on_stand_ins_and_every_break_is_found(
         check=False,
     )
     assert odd.returncode == HostOutlier.exit_code
-    assert "v2" in odd.stdout
+    assert "n2" in odd.stdout
     assert "driver.version" in odd.stdout

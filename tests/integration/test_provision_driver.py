@@ -12,24 +12,24 @@ from typing import Any
 
 import pytest
 
-from tests.integration.site import Site, new_site
+from tests.integration.host_command import Hosts
+from tests.integration.site import Site
 from tests.testbed.apt_repository import DRIVER, NEW_DRIVER, OLD_DRIVER
-from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.playbook import Run
 
 pytestmark = pytest.mark.timeout(1800)
-ONLY = ("--tags", "nvidia_repository,nvidia_driver")
+ON_FIRST = ("--limit", "n1")
+ONLY = ("--tags", "nvidia_repository,nvidia_driver", *ON_FIRST)
 KEPT = "/var/lib/sm120/packages/driver"
 NEW_NAMES: dict[str, Any] = {"packages": ["nvidia-driver-580-open"], "version": NEW_DRIVER}
 
 
 @pytest.fixture(scope="module")
-def site(docker_daemon: DockerDaemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A node with the driver under the names without a branch."""
-    with new_site(docker_daemon, tmp_path_factory.mktemp("change"), ["n1"]) as place:
-        place.values["sm120_parts"] = ["nvidia_driver"]
-        place.run(*ONLY).require_good()
-        yield place
+def site(hosts: Hosts) -> Iterator[Site]:
+    """Its first node has the driver under the names without a branch, and has it again after."""
+    assert hosts.first_run.code == 0, hosts.first_run.out[-3000:] + hosts.first_run.err
+    yield hosts.site
+    hosts.site.lock()
 
 
 @pytest.fixture
@@ -55,7 +55,11 @@ def drivers(site: Site) -> dict[str, str]:
     form = "${Package} ${Version} ${db:Status-Abbrev}\\n"
     output = site.first.shell(f"dpkg-query -W -f '{form}' 'nvidia-*' 2>/dev/null", check=False)
     rows = [line.split() for line in output.splitlines()]
-    return {name: f"{version} {state}" for name, version, state in rows if state != "un"}
+    return {
+        name: f"{version} {state}"
+        for name, version, state in rows
+        if state != "un" and not name.startswith("nvidia-container-toolkit")
+    }
 
 
 PLAIN = dict.fromkeys(
@@ -123,9 +127,9 @@ def test_the_driver_that_worked_comes_back_without_a_repository(with_new_driver:
     site = with_new_driver
     assert NEW_DRIVER in loaded(site)
     with no_repository(site):
-        site.roll_back("--check").require_good()
+        site.roll_back(*ON_FIRST, "--check").require_good()
         assert drivers(site) == BRANCHED
-        site.roll_back().require_good()
+        site.roll_back(*ON_FIRST).require_good()
         assert drivers(site) == PLAIN
         assert DRIVER in loaded(site)
 
@@ -134,9 +138,9 @@ def test_the_driver_that_worked_comes_back_without_a_repository(with_new_driver:
 def test_a_second_rollback_returns_to_the_newer_driver(with_new_driver: Site) -> None:
     site = with_new_driver
     with no_repository(site):
-        site.roll_back().require_good()
+        site.roll_back(*ON_FIRST).require_good()
         assert drivers(site) == PLAIN
-        site.roll_back().require_good()
+        site.roll_back(*ON_FIRST).require_good()
         assert drivers(site) == BRANCHED
         assert NEW_DRIVER in loaded(site)
 
@@ -181,7 +185,7 @@ def test_a_driver_that_was_installed_and_does_not_load_gives_way_to_the_last_tha
     assert run.count("failed") == 1
     assert "sm120 host rollback -i INVENTORY --limit n1" in flat(run)
     assert drivers(site) == BRANCHED
-    site.roll_back().require_good()
+    site.roll_back(*ON_FIRST).require_good()
     assert drivers(site) == PLAIN
     assert DRIVER in loaded(site)
 
@@ -191,8 +195,8 @@ def test_a_rollback_that_was_cut_off_is_finished_by_the_next(with_driver: Site) 
     site = with_driver
     site.lock(**NEW_NAMES)
     site.run(*ONLY).require_good()
-    site.roll_back(cut_off_at="Install exactly the locked bytes")
-    site.roll_back().require_good()
+    site.roll_back(*ON_FIRST, cut_off_at="Install exactly the locked bytes")
+    site.roll_back(*ON_FIRST).require_good()
     assert drivers(site) == PLAIN
     assert "rollback.json" not in site.first.shell(f"ls {KEPT}")
 
@@ -229,7 +233,7 @@ def test_a_way_back_that_is_damaged_is_named_and_nothing_is_removed(
     site.lock(**NEW_NAMES)
     site.run(*ONLY).require_good()
     site.first.shell(harm)
-    run = site.roll_back()
+    run = site.roll_back(*ON_FIRST)
     assert run.count("failed") == 1
     assert output in flat(run)
     assert drivers(site) == BRANCHED
@@ -240,7 +244,7 @@ def test_a_way_back_that_is_damaged_is_named_and_nothing_is_removed(
 def test_a_node_with_one_recorded_driver_has_nothing_to_go_back_to(with_driver: Site) -> None:
     with_driver.first.shell(f"rm -rf {KEPT}")
     with_driver.run(*ONLY).require_good()
-    run = with_driver.roll_back()
+    run = with_driver.roll_back(*ON_FIRST)
     assert run.count("failed") == 1
     assert "there is nothing to go back to" in flat(run)
     assert drivers(with_driver) == PLAIN
