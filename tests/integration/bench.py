@@ -14,7 +14,7 @@ from typing import Any
 import requests
 
 from tests import makers
-from tests.integration.built import ROOT
+from tests.testbed.forked import run_forked
 from tests.testbed.oci_door import Door
 from tests.unit.support import make_checkout
 
@@ -33,9 +33,7 @@ class Bench:
         return [*head, "--store", str(self.store), *args]
 
     def run(self, *args: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*args), cwd=ROOT, capture_output=True, text=True, check=False
-        )
+        return run_forked("--checkout", str(self.checkout), "--store", str(self.store), *args)
 
     def publish(self, door: Door, tag: str = "v1", *args: str) -> dict[str, Any]:
         ended = self.run("publish", "tiny", f"{door.host_port}/app:{tag}", "--json", *args)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +12,8 @@ import pytest
 from pipeline.artifacts.containers.box import Wanted
 from pipeline.artifacts.containers.container_engine import find_way
 from pipeline.core.errors import MirrorUnknown, SandboxUnavailable, SourceUnreachable
+from tests.testbed.forked import ROOT, run_forked
 
-ROOT = Path(__file__).resolve().parents[2]
 NO_SOURCE = (MirrorUnknown.exit_code, SourceUnreachable.exit_code)
 
 
@@ -38,10 +36,7 @@ def sm120(store: Path, *args: str, **env: str) -> subprocess.CompletedProcess[st
 
 def run_sm120(store: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the command, whatever comes of it."""
-    command = [sys.executable, "-m", "pipeline", "--checkout", str(ROOT), "--store", str(store)]
-    return subprocess.run(
-        [*command, *args], env={**os.environ, **env}, text=True, capture_output=True, cwd=ROOT
-    )
+    return run_forked("--checkout", str(ROOT), "--store", str(store), *args, env=env)
 
 
 def need_sandbox(wanted: Wanted = "auto") -> None:

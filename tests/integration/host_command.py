@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +11,7 @@ from typing import Any
 
 from tests.integration.site import Site, new_site
 from tests.testbed.dockerd import DockerDaemon
+from tests.testbed.forked import run_forked
 from tests.testbed.nodes import Node
 from tests.testbed.playbook import ROOT, Run, write_inventory
 from tests.testbed.snapshot import snapshot
@@ -64,18 +62,8 @@ def command(site: Site, *words: str, **values: Any) -> Ended:
     link = site.checkout / "ansible"
     if not link.exists():
         link.symlink_to(ROOT / "ansible")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pipeline", "--checkout", str(site.checkout), "host"),
-            *(words[0], "-i", str(inventory), *words[1:]),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    where = ("--checkout", str(site.checkout))
+    done = run_forked(*where, "host", words[0], "-i", str(inventory), *words[1:])
     return Ended(done.returncode, done.stdout, done.stderr)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -25,6 +23,7 @@ from tests.testbed.apt_repository import (
 )
 from tests.testbed.debian import BOOKWORM, System, bring_packages
 from tests.testbed.dockerd import DockerDaemon
+from tests.testbed.forked import run_forked
 from tests.testbed.nodes import PASSWORD, Fleet, Node, base_tar, fleet
 from tests.testbed.playbook import (
     ROLLBACK,
@@ -72,8 +71,7 @@ class Site:
         (self.checkout / "lockfiles" / "host.yaml").write_text(yaml.safe_dump(spec))
         place = ["--repository", self.repository.url, "--keyring", str(self.repository.keyring)]
         wanted = ["--target", target or self.system.target, *place]
-        command = [sys.executable, "-m", "pipeline", "--checkout", str(self.checkout), "host"]
-        subprocess.run([*command, "lock", *wanted], cwd=ROOT, check=True, capture_output=True)
+        run_forked("--checkout", str(self.checkout), "host", "lock", *wanted).check_returncode()
 
     def offer(self, package: str) -> None:
         """Put a real package of Debian's into the nodes' archive."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from pipeline.core.errors import LayerRefused, NotReproducible, RegistryBroken, 
 from pipeline.core.model import sha256_of
 from tests.integration.built import need_sandbox
 from tests.makers import Image, make_checkout
+from tests.testbed.forked import run_forked
 from tests.testbed.registry import Registry
 from tests.testbed.tiny_source import FILES, HERE, Bench, toolchain_deb, toolchain_image
 
@@ -36,9 +35,8 @@ class Desk:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         home = self.bench.home
-        command = [sys.executable, "-m", "pipeline", "--checkout", str(home / "checkout")]
-        env = {**os.environ, "HOME": str(home), "SM120_STORE": str(home / "store")}
-        return subprocess.run([*command, *words], env=env, text=True, capture_output=True)
+        env = {"HOME": str(home), "SM120_STORE": str(home / "store")}
+        return run_forked("--checkout", str(home / "checkout"), *words, env=env)
 
     def offline(self, *words: str) -> subprocess.CompletedProcess[str]:
         mirrors = ["--mirror", str(self.bench.deb.parent), "--mirror", str(self.bench.home)]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from pipeline.core.errors import (
 )
 from tests.integration.built import NO_SOURCE, Built, build_image, sm120
 from tests.testbed.dockerd import DockerDaemon
+from tests.testbed.forked import run_forked
 from tests.testbed.registry import Registry
 
 BASE = "debian-python"
@@ -39,13 +38,8 @@ class Site:
 
     def run(self, store: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
         place = ["--checkout", str(self.checkout), "--store", str(store)]
-        return subprocess.run(
-            [sys.executable, "-m", "pipeline", *place, *args],
-            env={**os.environ, "SM120_BASE_REGISTRIES": self.registry.host_port, **env},
-            text=True,
-            capture_output=True,
-            check=False,
-        )
+        registries = {"SM120_BASE_REGISTRIES": self.registry.host_port}
+        return run_forked(*place, *args, env={**registries, **env})
 
     def do(self, store: Path, *args: str, **env: str) -> str:
         done = self.run(store, *args, **env)

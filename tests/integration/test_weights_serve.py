@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from pipeline.weights.place import LockedFolder
+from tests.testbed.forked import run_forked
 from tests.testbed.locked_set import COMMIT, SMALL, contents, make_set, random_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -207,12 +208,9 @@ def test_our_own_lock_and_fetch_go_full_circle(place: LockedFolder, tmp_path: Pa
         server.wait_until_ready()
 
         def sm120(endpoint: str, *args: str) -> None:
-            env = {**os.environ, "HF_ENDPOINT": endpoint, "HOME": str(tmp_path)}
+            env = {"HF_ENDPOINT": endpoint, "HOME": str(tmp_path)}
             env |= {"no_proxy": "127.0.0.1", "HF_HOME": str(tmp_path / "hf")}
-            command = [sys.executable, "-m", "pipeline", "--checkout", str(checkout), "weights"]
-            done = subprocess.run(
-                [*command, *args], env=env, cwd=ROOT, capture_output=True, text=True, check=False
-            )
+            done = run_forked("--checkout", str(checkout), "weights", *args, env=env)
             assert done.returncode == 0, done.stderr
 
         sm120(server.endpoint, "lock", "tiny")
@@ -495,15 +493,8 @@ def fetch(checkout: Path, endpoint: str, to: Path) -> subprocess.CompletedProces
 
 def sm120(checkout: Path, endpoint: str, *args: str) -> subprocess.CompletedProcess[str]:
     """The command with another Hub."""
-    return subprocess.run(
-        [sys.executable, "-m", "pipeline", "--checkout", str(checkout), *args],
-        env={**os.environ, "HF_ENDPOINT": endpoint, "no_proxy": "127.0.0.1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    env = {"HF_ENDPOINT": endpoint, "no_proxy": "127.0.0.1"}
+    return run_forked("--checkout", str(checkout), *args, env=env)
 
 
 def spoil(folder: Path, known: bytes) -> bool:

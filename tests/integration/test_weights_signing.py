@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from pipeline.weights.place import LockedFolder
+from tests.testbed.forked import run_forked
 from tests.testbed.locked_set import SMALL, make_set, random_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +58,8 @@ def run_command(*command: object) -> tuple[bool, str]:
 
 
 def ours(*args: object) -> tuple[bool, str]:
-    return run_command(sys.executable, "-m", "pipeline", "weights", *args)
+    done = run_forked("weights", *map(str, args))
+    return done.returncode == 0, done.stdout + done.stderr
 
 
 def flip(place: LockedFolder) -> None:
