@@ -48,14 +48,8 @@ from pipeline.evidence.verify.walk import Walk, walk_evidence
 from pipeline.evidence.verify.weights import judge_weights
 from pipeline.serving.bench.foreign import read_foreign
 from pipeline.serving.bench.model import BenchRun
-from pipeline.serving.bench.place import (
-    MOST_REQUESTS_BYTES,
-    REQUESTS_FILE,
-    RUN_FILE,
-    requests_digest,
-)
-from pipeline.serving.bench.record import read_run_value, run_of, workload_digest
-from pipeline.serving.bench.results.recompute import left_out, recomputed, recomputed_intervals
+from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
+from pipeline.serving.bench.results.recompute import RunOnDisk, read_run_on_disk
 from pipeline.serving.recipe import tiny
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.report.check import OpenedReport, check_run, open_report
@@ -86,18 +80,15 @@ def judge_bench_run(
     folder: Path, items: Sequence[EvidenceItem], judge: Judge, sources: RunInputs
 ) -> Walk:
     """From the numbers of a run to who signed them, and to all that they depend on."""
-    path = folder / RUN_FILE
     try:
-        data, value = read_run_value(path)
-        requests = requests_digest(folder, MOST_REQUESTS_BYTES)
+        found = read_run_on_disk(folder)
     except errors.RunInvalid as error:
         return Walk(broken(str(folder), str(error)))
-    digest = sha256_of(data)
 
     def compare(statement: Statement, how: str) -> list[Node]:
-        nodes = [_signed_file("result", RUN_FILE, digest, statement, how)]
-        if requests is not None:
-            return [*nodes, _signed_file("requests", REQUESTS_FILE, requests, statement, how)]
+        nodes = [_signed_file("result", RUN_FILE, found.digest, statement, how)]
+        if found.requests is not None:
+            return [*nodes, _signed_file("requests", REQUESTS_FILE, found.requests, statement, how)]
         message = f"{REQUESTS_FILE} is not beside the run"
         return [*nodes, Node("requests", Verdict.INCOMPLETE, message, code=Code.NO_REQUESTS)]
 
@@ -108,21 +99,19 @@ def judge_bench_run(
     if not items:
         message = "there is none: nobody says that this was measured"
         walks.append(Walk(incomplete("statement", message)))
-    try:
-        run = run_of(path, value)
-    except errors.RunInvalid as error:
-        walks.append(Walk(broken("result", str(error))))
+    if (run := found.claims) is None:
+        walks.append(Walk(broken("result", found.invalid)))
     else:
-        walks.append(Walk(_numbers(folder, run, has_requests=requests is not None)))
-        now, named = workload_digest(run.workload), run.inputs.workload
+        named = run.inputs.workload
         title, message = f"workload {run.workload.name}", f"{named}, part of the run"
         workload = Node(title, message=message, part="workload")
-        if now != named:
-            message = f"is {now}, the run names {named}"
+        if found.workload != named:
+            message = f"is {found.workload}, the run names {named}"
             workload = Node("workload", Verdict.CHANGED, message, part="workload")
-        walks += [Walk(workload), *_inputs(run, sources, judge)]
+        walks += [Walk(_numbers(run, found)), Walk(workload), *_inputs(run, sources, judge)]
     believed = tuple(each for walked in walks for each in walked.believed)
-    return Walk(Node(f"{path} {digest}", children=tuple(w.node for w in walks)), believed)
+    title = f"{folder / RUN_FILE} {found.digest}"
+    return Walk(Node(title, children=tuple(w.node for w in walks)), believed)
 
 
 def judge_file_statement(
@@ -155,23 +144,19 @@ def _signed_file(title: str, file: str, digest: str, statement: Statement, how: 
     return changed_node(title, f"{file} has {digest}, which was not {how}")
 
 
-def _numbers(folder: Path, run: BenchRun, *, has_requests: bool) -> Node:
+def _numbers(run: BenchRun, found: RunOnDisk) -> Node:
     """Every metric computed again from the raw requests."""
     title = "numbers"
-    if not has_requests:
+    if found.unreadable:
+        return changed_node(title, found.unreadable)
+    if (numbers := found.numbers) is None:
         message = f"cannot be computed again: {REQUESTS_FILE} is not beside the run"
         return Node(title, Verdict.INCOMPLETE, message, code=Code.NO_REQUESTS)
-    try:
-        trials = list(recomputed(folder, run))
-        missing = left_out(folder, run)
-    except errors.RunInvalid as error:
-        return changed_node(title, str(error))
     nodes = []
-    for trial in (trial for trial in trials if not trial.is_as_named):
+    for trial in numbers.damaged:
         message = f"the requests have {trial.digest}, the run names {trial.named}"
         nodes.append(changed_node(f"{trial.place}/requests ({trial.name})", message))
-    wrong = [change for trial in trials for change in trial.changed]
-    if wrong := wrong + recomputed_intervals(run, trials):
+    if wrong := numbers.changed:
         children = []
         for each in wrong[:_MOST_SHOWN]:
             # people know a cell by its name, and each place begins with /cells/NUMBER
@@ -182,11 +167,11 @@ def _numbers(folder: Path, run: BenchRun, *, has_requests: bool) -> Node:
         if len(wrong) > _MOST_SHOWN:
             message += f", the first {_MOST_SHOWN} are shown"
         nodes.append(Node("recomputed", message=message, children=tuple(children)))
-    nodes += [changed_node("left out", plain(each)) for each in missing[:_MOST_SHOWN]]
+    nodes += [changed_node("left out", plain(each)) for each in found.missing[:_MOST_SHOWN]]
     if nodes:
         return Node(title, children=tuple(nodes))
     requests = sum(t.requests.lines for cell in run.cells for t in cell.trials)
-    counts = f"{log.count(requests, 'request')} of {log.count(len(trials), 'trial')}"
+    counts = f"{log.count(requests, 'request')} of {log.count(len(numbers.trials), 'trial')}"
     return Node(title, message=f"the same again from {counts}")
 
 
