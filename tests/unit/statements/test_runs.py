@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pipeline.artifacts.attest.envelope import enclose
 from pipeline.artifacts.attest.keys import LocalSigner, make_private_key
 from pipeline.core.errors import RecordInvalid, StoreDamaged
+from pipeline.core.verdict import TestVerdict
 from pipeline.evidence.statements.evidence_set import (
     NAME,
     read_set,
@@ -26,14 +27,7 @@ from pipeline.evidence.statements.stated import (
     sign_stated,
     state_image,
 )
-from pipeline.images.gate.runs import (
-    ImageRun,
-    RunTest,
-    TestVerdict,
-    keep_runs,
-    read_runs,
-    runs_path,
-)
+from pipeline.images.gate.runs import ImageRun, RunTest, keep_runs, read_runs, runs_path
 from tests.unit.verify.world import World, make_world
 
 DIGEST = "sha256:" + "a" * 64

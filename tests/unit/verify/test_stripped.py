@@ -25,6 +25,7 @@ from pipeline.artifacts.attest.statement import Moment, make_statement
 from pipeline.artifacts.registry.pull import plan_pull, pull_layout
 from pipeline.artifacts.registry.referrers import fallback_tag
 from pipeline.core.model import canonical_json, sha256_of
+from pipeline.core.verdict import GateVerdict
 from pipeline.evidence.publish.evidence import EvidenceBundle
 from pipeline.evidence.publish.publish import plan_upload
 from pipeline.evidence.statements.evidence_set import NAME as SET
@@ -39,7 +40,7 @@ from pipeline.evidence.verify.evidence import (
     read_item,
 )
 from pipeline.evidence.verify.verdict import Node, Verdict, show
-from pipeline.images.gate.evidence import CaseVerdict, ImageGates
+from pipeline.images.gate.evidence import ImageGates
 from tests.makers import AMD64
 from tests.testbed.oci_door import oci_door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
@@ -56,7 +57,7 @@ FORMS: tuple[Form, ...] = ("registry", "layout", "folder")
 
 def result(
     world: World,
-    verdict: CaseVerdict,
+    verdict: GateVerdict,
     card: str = "sm_120",
     key: PrivateKey | None = None,
     when: Moment = WHEN,
@@ -386,7 +387,7 @@ def test_a_name_by_cosign_alone_does_not_vouch_for_evidence(places: Places, worl
     ],
 )
 def test_a_card_that_the_image_is_not_for_decides_nothing(
-    world: World, card: str, verdict: CaseVerdict, wanted: Verdict
+    world: World, card: str, verdict: GateVerdict, wanted: Verdict
 ) -> None:
     """Somebody was curious about another card; publishing does not count it either."""
     node = world.walk(world.with_set({**world.envelopes(), "x": result(world, verdict, card)})).node

@@ -27,6 +27,7 @@ from pipeline.artifacts.attest.statement import Moment, Statement
 from pipeline.artifacts.attest.trust import Trust
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.model import canonical_json, sha256_of
+from pipeline.core.verdict import GateVerdict
 from pipeline.evidence.statements.evidence_set import NAME as SET
 from pipeline.evidence.statements.evidence_set import set_statement
 from pipeline.evidence.statements.image import image_statements, record_rebuild
@@ -35,13 +36,7 @@ from pipeline.evidence.verify.evidence import EvidenceItem, read_item
 from pipeline.evidence.verify.verdict import Node
 from pipeline.evidence.verify.walk import Walk, walk_evidence
 from pipeline.images.assemble.image import Built
-from pipeline.images.gate.evidence import (
-    CaseVerdict,
-    Evidence,
-    EvidenceRow,
-    GateKind,
-    keep_evidence,
-)
+from pipeline.images.gate.evidence import Evidence, EvidenceRow, GateKind, keep_evidence
 from pipeline.images.spec.checkout import Checkout
 from tests.makers import (
     AMD64,
@@ -86,7 +81,7 @@ def trust_in(*entries: dict[str, Any]) -> Trust:
 
 
 def evidence(
-    store: Store, gate: GateKind, verdict: CaseVerdict, checkout: Checkout, message: str = ""
+    store: Store, gate: GateKind, verdict: GateVerdict, checkout: Checkout, message: str = ""
 ) -> Evidence:
     """A gate's result that depends on a case file and a patch of the checkout."""
     folder = checkout.folder("engine")
