@@ -34,7 +34,7 @@ from pipeline.evidence.statements.image import image_statements, record_rebuild
 from pipeline.evidence.verify.artifact import Artifact, open_image
 from pipeline.evidence.verify.evidence import EvidenceItem, read_item
 from pipeline.evidence.verify.verdict import Node
-from pipeline.evidence.verify.walk import Walk, walk_evidence
+from pipeline.evidence.verify.walk import JudgedEvidence, walk_evidence
 from pipeline.images.assemble.image import Built
 from pipeline.images.gate.evidence import Evidence, EvidenceRow, GateKind, keep_evidence
 from pipeline.images.spec.checkout import Checkout
@@ -156,7 +156,7 @@ class World:
         envelopes: dict[str, Envelope] | Sequence[EvidenceItem] | None = None,
         trust: Trust | None = None,
         **changes: Any,
-    ) -> Walk:
+    ) -> JudgedEvidence:
         items = self.envelopes() if envelopes is None else envelopes
         if isinstance(items, dict) and SET not in items and "artifact" not in changes:
             items = self.with_set(items)
@@ -188,7 +188,7 @@ def sign_bytes(payload: bytes, key: PrivateKey) -> Envelope:
 
 
 def make_world(place: Path) -> World:
-    """Build, judge, state and sign."""
+    """Build, context, state and sign."""
     mirror = place / "mirror"
     doc = "./usr/share/doc/tool/copyright"
     deb = make_deb(mirror, "tool", Item("./usr/bin/tool", b"#!"), Item(doc, COPYRIGHT))
