@@ -45,12 +45,12 @@ class FramedAnswer:
 
     def feed(self, data: bytes, now: float) -> bool:
         """Take what came; whether the answer is whole."""
-        if self.first_byte is None:
-            self.first_byte = now
         if self._rest:
             data, self._rest = self._rest + data, b""
         at = 0
         while not self.status:
+            if self.first_byte is None:
+                self.first_byte = now
             end = data.find(b"\r\n\r\n", at)
             # a head that ended in the same piece may be too long as well
             if (len(data) if end < 0 else end) - at > _MOST_HEAD_BYTES:
