@@ -154,10 +154,12 @@ def prove(
     images = names_in(words) or ENGINES
     run(session, "run", "sm120", "image", "test", *images, *platform_in(words))
     if recipe:
-        climb(session, recipe, where or [], is_measured=is_measured)
+        serve_and_test(session, recipe, where or [], is_measured=is_measured)
 
 
-def climb(session: nox.Session, recipe: str, where: list[str], *, is_measured: bool) -> None:
+def serve_and_test(
+    session: nox.Session, recipe: str, where: list[str], *, is_measured: bool
+) -> None:
     """Serve a recipe, test its answers and measure it, where the machine is ready for it."""
     # an inventory is read by Ansible, which only this environment has
     group = "hosts" if any(w.startswith(("-i", "--inventory")) for w in where) else "run"

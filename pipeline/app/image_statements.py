@@ -72,7 +72,7 @@ def state_runs(
     """Keep what running an image has just proved, good or bad, and state it."""
     now = {run.about: run for run in keep_runs(store, built, runs)}
     for longer in (now[run.about] for run in runs if now[run.about] != run):
-        log.say(f"An earlier climb looked at more, and stays stated: {longer.summary()}")
+        log.say(f"An earlier run of the ladder tested more, and stays stated: {longer.summary()}")
     _state_and_say(checkout, store, built, signing)
 
 

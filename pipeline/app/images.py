@@ -39,7 +39,8 @@ def plans_of(checkout: Checkout, names: tuple[str, ...], platform: str | None) -
 def find_image(checkout: Checkout, store: Store, name: str, platform: str | None) -> Built:
     """An image that was built from today's checkout, or an error that names the fix."""
     spec = image_spec(checkout, name)
-    plan = plan_image(checkout, name, pick_platform(spec, platform))
+    chosen = pick_platform(spec, platform)
+    plan = plan_image(checkout, name, chosen)
     # by the plan and not by name: an image of an older lock is not the one that was asked for
     built = find_built(store, plan)
     if built is None:

@@ -17,7 +17,7 @@ from pipeline.artifacts.store.store import Store
 from pipeline.core import log
 from pipeline.core.errors import StoreUnusable
 from pipeline.core.files import sha256_of_file, write_bytes
-from pipeline.evidence.verify.chain import Judge
+from pipeline.evidence.verify.chain import VerifyContext
 from pipeline.evidence.verify.evidence import beside, gather_envelopes
 from pipeline.evidence.verify.runs import RunInputs, judge_bench_run
 from pipeline.evidence.verify.verdict import Node
@@ -69,14 +69,14 @@ class ReportRequest:
 def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
     """Write runs as a page, PDF, Markdown or CSV, and state the page; returns its data."""
     trust = trust_of(workspace, request.trust_path)
-    judge = Judge(trust, workspace.checkout_or_none(), datetime.now(UTC))
+    context = VerifyContext(trust, workspace.checkout_or_none(), datetime.now(UTC))
     try:
         store: Store | None = workspace.store_to_read()
     except StoreUnusable:
         store = None  # a report can be made without one
     # what `bench --host-facts` was given is often in the folder where all commands are typed
     behind, named = RunInputs(store, (*request.folders, Path.cwd())), request.named_runs()
-    read = [_read(path, request, judge, behind) for path in named]
+    read = [_read(path, request, context, behind) for path in named]
     if request.host_path is not None:
         facts, digest = read_recorded_facts(request.host_path), sha256_of_file(request.host_path)
         for at, run in enumerate(read):
@@ -114,7 +114,7 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
     return data
 
 
-def _read(path: Path, request: ReportRequest, judge: Judge, behind: RunInputs) -> RunData:
+def _read(path: Path, request: ReportRequest, context: VerifyContext, behind: RunInputs) -> RunData:
     """A run with its memory, its checked evidence and, unless the user names them, its facts."""
     log_path = request.log_path
     if not is_run(path):
@@ -134,8 +134,10 @@ def _read(path: Path, request: ReportRequest, judge: Judge, behind: RunInputs) -
     folder = run_folder(path)
     within = RunInputs(behind.store, (*behind.folders, folder, folder.parent))
     with log.step(f"Checking {path}"):
-        walked = judge_bench_run(folder, gather_envelopes(beside(folder / RUN_FILE)), judge, within)
-    links = evidence_links(run.evidence, walked.node.children)
+        judged = judge_bench_run(
+            folder, gather_envelopes(beside(folder / RUN_FILE)), context, within
+        )
+    links = evidence_links(run.evidence, judged.node.children)
     for link in links:
         if link.state in WRONG:
             log.say(f"{path}: {link.name}: {link.state}: {link.message}")

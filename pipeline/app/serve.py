@@ -27,9 +27,9 @@ from pipeline.artifacts.containers.facts import other_owner
 from pipeline.artifacts.store.store import Store
 from pipeline.core import errors, log
 from pipeline.core.known import Known, unknown
+from pipeline.core.verdict import RuleResult
 from pipeline.hosts.fleet.playbook import connection_of
 from pipeline.hosts.fleet.tunnel import Tunnel, open_tunnel, plain_connection
-from pipeline.hosts.rules.verdict import RuleResult
 from pipeline.images.assemble.image import Built
 from pipeline.images.engine.parser_flags import find_parser_flags, flags_folder
 from pipeline.images.gate.state import gate_state

@@ -22,9 +22,9 @@ from pipeline.evidence.statements.evidence_set import kept_envelopes
 from pipeline.evidence.verify.artifact import open_file, open_image, open_layout
 from pipeline.evidence.verify.chain import (
     Chain,
-    Judge,
+    VerifyContext,
     judge_attached,
-    judge_climb,
+    judge_ladder,
     judge_policy,
     judge_remote,
     judge_statement,
@@ -34,7 +34,7 @@ from pipeline.evidence.verify.evidence import attached_in, beside, gather_envelo
 from pipeline.evidence.verify.naming import TagMemory
 from pipeline.evidence.verify.remote import open_remote
 from pipeline.evidence.verify.verdict import Code, Node, Verdict, how_to_add_facts, verdict_error
-from pipeline.evidence.verify.walk import Walk, walk_evidence
+from pipeline.evidence.verify.walk import JudgedEvidence, walk_evidence
 from pipeline.evidence.verify.weights import judge_weights
 from pipeline.images.gate.runs import RESULT
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE, run_folder, runs_in
@@ -95,7 +95,7 @@ def verify_artifact(workspace: Workspace, request: VerifyRequest) -> Verificatio
     now, artifact = datetime.now(UTC), request.artifact
     trust = with_named_keys(trust_of(workspace, request.trust_path), request.key_paths)
     policy = read_policy(request.policy_path) if request.policy_path else None
-    judge = Judge(trust, workspace.checkout_or_none(), now, request.deep, request.jobs)
+    context = VerifyContext(trust, workspace.checkout_or_none(), now, request.deep, request.jobs)
     with log.step(f"Reading {masked(artifact)}"):
         if reference := _reference(artifact):
             memory: TagMemory | None = None
@@ -107,18 +107,18 @@ def verify_artifact(workspace: Workspace, request: VerifyRequest) -> Verificatio
                     log.say(f"nothing new is remembered of this tag: {unkept}")
                     with suppress(errors.StoreUnwritable):
                         memory = TagMemory(workspace.store_to_read(), is_kept=False)
-            judge = replace(judge, memory=memory)
+            context = replace(context, memory=memory)
             with open_registry(reference, request.access) as repository:
                 # not compared with a spec: the image may be of another checkout
                 remote = open_remote(repository, reference, named_platform(request.platform))
-                chain = judge_remote(remote, judge, gather_envelopes(request.places))
+                chain = judge_remote(remote, context, gather_envelopes(request.places))
         else:
-            chain = _local(workspace, request, judge)
-    asked = [judge_policy(policy, w, now) for w in chain.walks] if policy else []
+            chain = _local(workspace, request, context)
+    asked = [judge_policy(policy, w, now) for w in chain.parts] if policy else []
     # evidence before policy: a policy over evidence that does not hold says nothing
     error: errors.PipelineError | None = verdict_error(chain.node)
     if isinstance(error, errors.EvidenceIncomplete):
-        error.hint = _what_is_missing(artifact, chain.node, judge) or error.hint
+        error.hint = _what_is_missing(artifact, chain.node, context) or error.hint
     elif isinstance(error, errors.EvidenceUnsigned):
         # a new key signs only what is in the store; the rest is stated again
         nodes = chain.node.every()
@@ -137,7 +137,7 @@ def verify_artifact(workspace: Workspace, request: VerifyRequest) -> Verificatio
     return Verification(chain.node, asked, error)
 
 
-def _what_is_missing(artifact: str, node: Node, judge: Judge) -> str:
+def _what_is_missing(artifact: str, node: Node, context: VerifyContext) -> str:
     """How to get further than incomplete, where the reason is one that every newcomer meets."""
     if not node.children and artifact.endswith(_REPORTS_WITHOUT_DATA):
         return (
@@ -148,7 +148,7 @@ def _what_is_missing(artifact: str, node: Node, judge: Judge) -> str:
     if not node.children:  # no tree shows what is missing
         return "Name its statements with --evidence."
     is_unjudged = any(each.code is Code.UNJUDGED_SIGNER for each in node.every())
-    if is_unjudged and not judges_strangers(judge.trust):
+    if is_unjudged and not judges_strangers(context.trust):
         return (
             "Nothing contradicts, but whether to believe the signer is yours to say: with the key,"
             f" {_TRUST}"
@@ -185,34 +185,36 @@ def _reference(artifact: str) -> ImageReference | None:
         raise errors.ReferenceInvalid(message) from error
 
 
-def _local(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
+def _local(workspace: Workspace, request: VerifyRequest, context: VerifyContext) -> Chain:
     path, places = Path(request.artifact), request.places
     if (path / RESULT).is_file():
         path /= RESULT
     if path.is_dir() and not (path / RUN_FILE).is_file():
         if runs := runs_in(path):
-            return _together(path, [_run(workspace, each, request, places, judge) for each in runs])
+            return _together(
+                path, [_run(workspace, each, request, places, context) for each in runs]
+            )
         # any of them: a copy or a pull that was cut short has no index
         # github.com/opencontainers/image-spec/blob/main/image-layout.md
         if any((path / name).exists() for name in ("index.json", "oci-layout", "blobs/sha256")):
             opened = open_layout(path, named_platform(request.platform))
             attached = attached_in(path, opened.digest)
             attached.items += gather_envelopes(places or beside(path))
-            return _chain(judge_attached(opened, attached, judge))
-        return _weights(path, places, judge)
+            return _chain(judge_attached(opened, attached, context))
+        return _weights(path, places, context)
     if not path.exists():
-        return _built(workspace, request, judge)
+        return _built(workspace, request, context)
     # who names a statement means the file that it is about
     about = path.with_name(path.name.removesuffix(SUFFIX))
     if about != path and not about.exists():
-        return _chain(judge_statement(gather_envelopes([path])[0], judge))
+        return _chain(judge_statement(gather_envelopes([path])[0], context))
     if about != path:
         path, places = about, (path,)
     if path.is_dir() or path.name == RUN_FILE:
-        return _chain(_run(workspace, run_folder(path), request, places, judge))
+        return _chain(_run(workspace, run_folder(path), request, places, context))
     items = gather_envelopes(places or beside(path))
     if path.name == RESULT:
-        return _chain(judge_climb(path, items, judge))
+        return _chain(judge_ladder(path, items, context))
     head = b""
     if path.is_file():
         with path.open("rb") as file:
@@ -222,19 +224,21 @@ def _local(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
         from pipeline.evidence.verify.runs import RunInputs, judge_report
 
         behind = RunInputs(workspace.store_to_read(), request.folders)
-        return _chain(judge_report(path, items, judge, behind))
-    return _chain(walk_evidence(open_file(path), items, judge.trust, judge.checkout, judge.now))
+        return _chain(judge_report(path, items, context, behind))
+    return _chain(
+        walk_evidence(open_file(path), items, context.trust, context.checkout, context.now)
+    )
 
 
-def _chain(walked: Walk) -> Chain:
-    return Chain(walked.node, (walked,))
+def _chain(judged: JudgedEvidence) -> Chain:
+    return Chain(judged.node, (judged,))
 
 
-def _together(path: Path, walks: Sequence[Walk]) -> Chain:
+def _together(path: Path, parts: Sequence[JudgedEvidence]) -> Chain:
     """What a folder holds: one thing by itself, several below its name."""
-    if len(walks) == 1:
-        return _chain(walks[0])
-    return Chain(Node(str(path), children=tuple(each.node for each in walks)), tuple(walks))
+    if len(parts) == 1:
+        return _chain(parts[0])
+    return Chain(Node(str(path), children=tuple(each.node for each in parts)), tuple(parts))
 
 
 def _run(
@@ -242,42 +246,42 @@ def _run(
     folder: Path,
     request: VerifyRequest,
     places: tuple[Path, ...],
-    judge: Judge,
-) -> Walk:
+    context: VerifyContext,
+) -> JudgedEvidence:
     """A benchmark, by the folder of its result."""
     from pipeline.evidence.verify.runs import RunInputs, judge_bench_run
 
     items = gather_envelopes(places or beside(folder / RUN_FILE))
     behind = RunInputs(workspace.store_to_read(), (*request.folders, folder, folder.parent))
-    return judge_bench_run(folder, items, judge, behind)
+    return judge_bench_run(folder, items, context, behind)
 
 
-def _weights(path: Path, places: tuple[Path, ...], judge: Judge) -> Chain:
+def _weights(path: Path, places: tuple[Path, ...], context: VerifyContext) -> Chain:
     try:
-        sets = find_places(path, kept_locks(judge.checkout) if judge.checkout else ())
+        sets = find_places(path, kept_locks(context.checkout) if context.checkout else ())
     except errors.WeightsUnknown as error:
         raise errors.UnknownImage(
             f"{path}: holds no OCI layout, no locked weights, no run of a benchmark, no smoke.json",
             "Name a folder that `image export`, `registry pull`, `weights fetch` or `bench` made.",
         ) from error
-    walks = []
+    parts = []
     # a Hub cache holds several sets; each has its own lock and its own statement
     for place in sets:
         stated = [weights_record_path(place)] if weights_record_path(place).exists() else []
-        walks.append(judge_weights(place, sets, gather_envelopes(places or stated), judge))
-    return _together(path, walks)
+        parts.append(judge_weights(place, sets, gather_envelopes(places or stated), context))
+    return _together(path, parts)
 
 
-def _built(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
+def _built(workspace: Workspace, request: VerifyRequest, context: VerifyContext) -> Chain:
     name, places = request.artifact, request.places
-    if judge.checkout is None:
+    if context.checkout is None:
         raise errors.UnknownImage(
             f"{name}: no such file, and no checkout is here that could name an image",
             f"Name a file or a folder, or run it in a checkout. {_IN_REGISTRY}",
         )
     store = workspace.store_to_read()
     try:
-        spec = judge.checkout.spec(name)
+        spec = context.checkout.spec(name)
     except errors.UnknownImage as error:
         raise errors.UnknownImage(str(error), f"{error.hint} {_IN_REGISTRY}") from error
     chosen = pick_platform(spec, named_platform(request.platform))
@@ -292,10 +296,10 @@ def _built(workspace: Workspace, request: VerifyRequest, judge: Judge) -> Chain:
         except errors.EvidenceBroken as error:
             # a folder that was copied is copied again; what is in the store is made again
             raise errors.EvidenceBroken(str(error), errors.StoreDamaged.hint) from error
-    given = (judge.trust, judge.checkout, judge.now)
+    given = (context.trust, context.checkout, context.now)
     # gates of an image just built may still run; of evidence that was handed over they are missing
-    walked = walk_evidence(opened, items, *given, gates_may_wait=not places)
+    judged = walk_evidence(opened, items, *given, gates_may_wait=not places)
     if not items:
-        message = f"{walked.node.message}; `sm120 build {name}` states what it is made of"
-        walked = replace(walked, node=replace(walked.node, message=message))
-    return _chain(walked)
+        message = f"{judged.node.message}; `sm120 build {name}` states what it is made of"
+        judged = replace(judged, node=replace(judged.node, message=message))
+    return _chain(judged)

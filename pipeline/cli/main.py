@@ -204,7 +204,7 @@ def as_ours(error: Exception) -> PipelineError:
     if isinstance(error, OSError):
         try:
             # a full disk or a refused write may surface anywhere
-            return explained(error, Path(error.filename or "the output, or a file of this command"))
+            return explained(error)
         except OSError:
             where = f"{error.filename}: " if error.filename else ""
             message = f"{where}{error.strerror or error}"

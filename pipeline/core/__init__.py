@@ -1,4 +1,4 @@
-"""What every part uses: errors, files, JSON and YAML readers, logs, processes and HTTP.
+"""What every part uses: errors, verdicts, files, JSON and YAML readers, logs, processes and HTTP.
 
 Imports nothing of the other parts.
 """

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from pipeline.core.errors import DiskFull, InputInvalid, Interrupted, PipelineError, StoreUnwritable
-from pipeline.core.log import seconds, size
+from pipeline.core.log import say, seconds, size
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -42,20 +42,25 @@ _UNWRITABLE = {
 
 
 @contextmanager
-def os_errors_explained(where: Path) -> Iterator[None]:
-    """Turns the disk's refusals into errors of our own."""
+def os_errors_explained(where: Path | None = None) -> Iterator[None]:
+    """Turns the disk's refusals into errors of our own.
+
+    They name the file themselves, but for writes to one that is open: there `where` names it.
+    """
     try:
         yield
     except OSError as error:
         raise explained(error, where) from error
 
 
-def explained(error: OSError, where: Path) -> PipelineError:
+def explained(error: OSError, where: Path | None = None) -> PipelineError:
     """The error that belongs to an error number; what has none is raised as it is."""
+    # of a move or a link the second name is the one that was to be written
+    named = where or error.filename2 or error.filename or "the output, or a file of this command"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(f"{where}: no space left")
+        return DiskFull(f"{named}: no space left")
     if error.errno in _UNWRITABLE:
-        return StoreUnwritable(f"{where}: {os.strerror(error.errno)}", _UNWRITABLE[error.errno])
+        return StoreUnwritable(f"{named}: {os.strerror(error.errno)}", _UNWRITABLE[error.errno])
     raise error
 
 
@@ -86,6 +91,15 @@ def write_bytes(path: Path, data: bytes) -> None:
             return
     with atomic_file(path) as out:
         out.write(data)
+
+
+def change_file(path: Path, lock: Path, most_bytes: int, change: Callable[[bytes], bytes]) -> None:
+    """Writes what becomes of a small file, while no other process does; b"" where it is unread."""
+    with locked(lock):
+        data = None
+        with suppress(OSError):
+            data = read_plain(path, most_bytes)
+        write_bytes(path, change(data or b""))
 
 
 def keep_file(partial: Path, final: Path) -> None:
@@ -330,12 +344,13 @@ def locked(
     shared: bool = False,
     stop: threading.Event | None = None,
     busy: PipelineError | None = None,
+    waiting: str = "",
 ) -> Iterator[None]:
     """Only one process at a time past this point (or many readers, when shared).
 
     The kernel frees the lock however its process ends. A thread that waits for it can be
     stopped; the main thread is interrupted by signals anyway. With an error for a lock that is
-    busy, nobody waits.
+    busy, nobody waits; a text tells people why the process waits.
     """
     with os_errors_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -345,7 +360,7 @@ def locked(
         flags = access | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(path, flags, 0o666)
     try:
-        can_wait = stop is None and busy is None
+        can_wait = stop is None and busy is None and not waiting
         kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if can_wait else fcntl.LOCK_NB)
         while True:
             try:
@@ -354,6 +369,9 @@ def locked(
             except BlockingIOError:
                 if busy is not None:
                     raise busy from None
+                if waiting:
+                    say(waiting)
+                    waiting, kind = "", kind if stop else kind & ~fcntl.LOCK_NB
                 if stop is not None and stop.wait(_ASK_AGAIN_S):
                     raise Interrupted("stopped") from None
         yield

@@ -29,6 +29,11 @@ def unknown(why: str) -> Unknown:
     return Unknown(unknown=line if len(line) >= 3 else f"no reason: {line!r}")
 
 
+def first_unknown(*values: object) -> Unknown | None:
+    """The reason why nothing can be said, where one of the values is unknown."""
+    return next((x for x in values if isinstance(x, Unknown)), None)
+
+
 def then(value: Known[Value], read: Callable[[Value], Known[Other]]) -> Known[Other]:
     """Read on from a value; an unknown one stays unknown, an unreadable one becomes unknown."""
     if isinstance(value, Unknown):

@@ -65,7 +65,7 @@ def mistakes(error: ValidationError, model: type[BaseModel] | None = None) -> st
         elif each["type"] == "extra_forbidden" and model is not None:
             near = get_close_matches(str(place[-1]), _keys(model), n=1)
             plain += f" (did you mean `{near[0]}`?)" if near else ""
-        is_own = not place and message.startswith("Value error, ")
+        is_own = not place and each["type"] == "value_error"
         where = ".".join(map(str, place)) or "the file"
         found.append(plain if is_own else f"{where}: {plain}")
     more = f"; and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""

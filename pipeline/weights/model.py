@@ -265,7 +265,8 @@ def write_spec(path: Path, spec: WeightsSpec) -> None:
 
 def write_weights_lock(path: Path, lock: WeightsLock) -> None:
     """Put the lock in its place, whole."""
-    write_bytes(path, dump_weights_lock(lock).encode())
+    text = dump_weights_lock(lock)
+    write_bytes(path, text.encode())
 
 
 def read_weights_lock(path: Path, *, name: str = "NAME", edited: str = "") -> WeightsLock:

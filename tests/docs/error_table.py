@@ -24,7 +24,7 @@ def error_kinds(family: type[PipelineError]) -> list[type[PipelineError]]:
 
 def _below(kind: type[PipelineError]) -> Iterator[type[PipelineError]]:
     for child in kind.__subclasses__():
-        # rooms have private kinds, which they catch themselves
+        # packages have private kinds, which they catch themselves
         if child.__module__ == _OWN:
             yield child
             yield from _below(child)

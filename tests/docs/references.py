@@ -14,12 +14,12 @@ from pipeline.core.errors import PipelineError
 from tests.docs.commands import below
 from tests.docs.error_table import error_families, error_kinds
 from tests.docs.gate_table import with_cases
+from tests.docs.packages import arrows, drawing
 from tests.docs.pages import DOCS, anchor
 from tests.docs.recipe_table import with_recipes
-from tests.docs.rooms import arrows, drawing
 
-# | `pipeline/room` | takes | gives | imports |
-_ROOM = re.compile(r"^(?P<row>\| `pipeline/(?P<room>[\w/]+)` \|[^|]*\|[^|]*\|)[^|]*\|$", re.M)
+# | `pipeline/package` | takes | gives | imports |
+_PACKAGE = re.compile(r"^(?P<row>\| `pipeline/(?P<package>[\w/]+)` \|[^|]*\|[^|]*\|)[^|]*\|$", re.M)
 _NOTE = "<!-- Written by `python -m tests.docs --write`; edit the code instead. -->\n"
 
 _EXIT_CODES = """# Exit codes
@@ -99,13 +99,13 @@ def _architecture(text: str) -> str:
     """The page with the drawing, and the imports in the table of packages, as they are."""
     before, _, rest = text.partition("```mermaid\n")
     after = rest.partition("```\n")[2]
-    return f"{_ROOM.sub(_with_imports, before)}```mermaid\n{drawing()}\n```\n{after}"
+    return f"{_PACKAGE.sub(_with_imports, before)}```mermaid\n{drawing()}\n```\n{after}"
 
 
 def _with_imports(row: re.Match[str]) -> str:
     """Packages of the same part by their own name, other parts as a whole; core is everywhere."""
-    part = row["room"].partition("/")[0]
-    imported = sorted(arrows().get(row["room"], frozenset()))
+    part = row["package"].partition("/")[0]
+    imported = sorted(arrows().get(row["package"], frozenset()))
     own = [f"`{name.partition('/')[2]}`" for name in imported if name.startswith(f"{part}/")]
     others = dict.fromkeys(name.partition("/")[0] for name in imported)
     rest = [name for name in others if name not in (part, "core")]

@@ -1,4 +1,4 @@
-"""`nox -s mutants -- ROOM`: do the unit tests of a room notice small wrong changes to its code?
+"""`nox -s mutants -- PACKAGE`: do its unit tests notice small wrong changes to its code?
 
 A sample that the seed fixes, each mutant met only by the tests that enter its function, in a copy
 of the working tree. mutmut and cosmic-ray are the known tools for this; neither draws a sample by
@@ -51,7 +51,7 @@ class Run:
             self._trees.put(tree)
 
     def room(self, room: str) -> RoomReport:
-        """Sample a room and try each mutant that is not accepted."""
+        """Sample a package and try each mutant that is not accepted."""
         accepted = read_accepted(self.root / "tests" / "mutants" / "accepted.toml")
         files = files_of(self.root, room)
         mutants = mutants_in(self.root, files)
@@ -125,7 +125,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("room", nargs="+", help="folders or modules of pipeline/")
-    parser.add_argument("--sample", type=int, default=60, help="mutants per room (default: 60)")
+    parser.add_argument("--sample", type=int, default=60, help="mutants per package (default: 60)")
     parser.add_argument("--seed", type=int, default=120, help="fixes the sample (default: 120)")
     parser.add_argument("--file", action="append", help="only mutants of this file; repeatable")
     parser.add_argument(
@@ -135,7 +135,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         help="try only what that output of --json does not list as killed",
     )
     parser.add_argument(
-        "--tests", action="append", metavar="PATH", help="tests to use (default: the room's own)"
+        "--tests", action="append", metavar="PATH", help="tests to use (default: the package's own)"
     )
     parser.add_argument("--jobs", type=int, default=1, help="mutants side by side (default: 1)")
     parser.add_argument(
@@ -151,7 +151,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def run(root: Path, options: argparse.Namespace) -> list[RoomReport]:
-    """Try the rooms one after another."""
+    """Try the packages one after another."""
     with trials.scratch_folder() as folder:
         job = Run(root, folder, options)
         return [job.room(room) for room in options.room]

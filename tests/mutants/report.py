@@ -17,7 +17,7 @@ from tests.mutants.trials import Trial
 
 @dataclass(frozen=True)
 class RoomReport:
-    """One room's trials."""
+    """The trials of one package."""
 
     room: str
     seed: int

@@ -1,4 +1,4 @@
-"""Which mutants of a room are tried."""
+"""Which mutants of a package are tried."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tests.docs.rooms import PARTS
+from tests.docs.packages import PARTS
 from tests.mutants.changes import Mutant, mutants_of
 from tests.mutants.trials import CannotTest
 

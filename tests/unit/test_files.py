@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,9 +14,18 @@ from pipeline.core.errors import (
     PipelineError,
     RecordInvalid,
     RunInvalid,
+    StoreUnwritable,
     WorkloadInvalid,
 )
-from pipeline.core.files import explained, hash_so_far, read_at_most, read_limited, size_so_far
+from pipeline.core.files import (
+    change_file,
+    explained,
+    hash_so_far,
+    os_errors_explained,
+    read_at_most,
+    read_limited,
+    size_so_far,
+)
 
 
 @pytest.mark.parametrize("size", [0, 1, 9, 10])
@@ -87,6 +99,41 @@ def test_before_the_first_byte_nothing_has_come(tmp_path: Path) -> None:
 )
 def test_the_hint_is_about_what_the_disk_refused(number: int, hint: str) -> None:
     assert hint in explained(OSError(number, ""), Path("/models/a")).hint
+
+
+def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreUnwritable, match=str(tmp_path / "folder")), os_errors_explained():
+        os.replace(tmp_path / "file", tmp_path / "folder")
+    with pytest.raises(StoreUnwritable, match=str(tmp_path / "file")), os_errors_explained():
+        (tmp_path / "file").mkdir()
+    assert "a file of this command" in str(explained(OSError(errno.ENOSPC, "")))
+
+
+def test_of_two_that_change_a_file_each_sees_what_the_other_wrote(tmp_path: Path) -> None:
+    path, lock = tmp_path / "file", tmp_path / "lock"
+
+    def add(data: bytes) -> bytes:
+        time.sleep(0.01)
+        return data + b"x"
+
+    with ThreadPoolExecutor(8) as pool:
+        for each in [pool.submit(change_file, path, lock, 10, add) for _ in range(8)]:
+            each.result()
+    assert path.read_bytes() == b"x" * 8
+
+
+def test_a_file_that_is_too_large_or_a_link_is_begun_anew(tmp_path: Path) -> None:
+    path, lock = tmp_path / "file", tmp_path / "lock"
+    path.write_bytes(b"x" * 11)
+    change_file(path, lock, 10, lambda data: data + b"new")
+    assert path.read_bytes() == b"new"
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    change_file(path, lock, 10, lambda data: data + b"new")
+    assert not path.is_symlink()
+    assert path.read_bytes() == b"new"
 
 
 def test_a_file_that_cannot_be_read_is_not_answered_with_its_contents(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.docs.rooms import PACKAGE, arrows
+from tests.docs.packages import PACKAGE, arrows
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -33,7 +33,7 @@ def test_the_application_imports_nothing_of_the_command_line() -> None:
 
 
 def test_only_the_command_line_imports_the_application() -> None:
-    assert [room for room, others in arrows().items() if "app" in others] == ["cli"]
+    assert [package for package, others in arrows().items() if "app" in others] == ["cli"]
 
 
 def test_the_application_prints_nothing() -> None:

@@ -296,6 +296,19 @@ class Store:
         except (FileNotFoundError, StoreDamaged):
             return None
 
+    def has_image(self, record: ImageRecord) -> bool:
+        """Whether all of an image is still here; the bytes of its layers are not read."""
+        for layer in record.layers:
+            path = self.blob_path(layer.record.digest)
+            if not path.exists() or path.stat().st_size != layer.record.size_bytes:
+                return False
+        try:
+            self.read_blob(record.config)
+            self.read_blob(record.digest)
+        except StoreDamaged:
+            return False
+        return True
+
     def keep_image(self, name: str, platform: str, record: ImageRecord) -> None:
         """Records a built image and names it in the layout's index."""
         self.write(self.image_folder(name, platform) / "image.json", record.dump())
@@ -350,8 +363,9 @@ def read_own(path: Path, most_bytes: int = _MOST_BYTES) -> bytes:
 
 def read_image_record(path: Path) -> ImageRecord:
     """What the store keeps of a built image."""
+    data = read_own(path)
     try:
-        value = foreign_json.read_json(read_own(path), most_bytes=_MOST_BYTES)
+        value = foreign_json.read_json(data, most_bytes=_MOST_BYTES)
         return ImageRecord.model_validate(value)
     except ValueError as error:
         raise StoreDamaged(f"{path}: is damaged") from error

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipeline.core.errors import InputInvalid
-from pipeline.core.net.address import number_in, shown_address
+from pipeline.core.net.address import shown_address
+from pipeline.core.net.framing import FramedAnswer, Malformed
 from pipeline.core.net.route import tls_context
 
-_MOST_HEAD_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 16
 # Each piece takes memory, however few bytes it has.
 _LEAST_COST = 16
-_MOST_SIZE_DIGITS = 16
 
 
 class AnswerLost(Exception):
@@ -84,6 +83,19 @@ class Raw:
         return b"".join(piece for _, piece in self.pieces)
 
 
+@dataclass(slots=True, eq=False)
+class _TimedAnswer(FramedAnswer):
+    started: float = 0.0
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    _cost_bytes: int = 0
+
+    def take(self, data: bytes, now: float) -> None:
+        self._cost_bytes += max(len(data), _LEAST_COST)
+        if self._cost_bytes > self.most_bytes:
+            raise Malformed(f"the answer is larger than {self.most_bytes} bytes")
+        self.pieces.append((now - self.started, data))
+
+
 async def send(
     address: Address,
     method: str,
@@ -94,8 +106,8 @@ async def send(
     limit_s: float,
     most_bytes: int,
 ) -> Raw:
-    """One request, its whole answer; `Lost` where that does not come in time."""
-    pieces: list[tuple[float, bytes]] = []
+    """One request, its whole answer; `AnswerLost` where that does not come in time."""
+    answer = _TimedAnswer(most_bytes=most_bytes, is_last=True)
     lines = {
         "Host": address.netloc,
         "User-Agent": "sm120-smoke",
@@ -109,83 +121,33 @@ async def send(
     request = f"{method} {address.base}{path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + body
     try:
         async with asyncio.timeout(limit_s):
-            limit = _MOST_HEAD_BYTES
             if address.socket:
-                reader, writer = await asyncio.open_unix_connection(address.socket, limit=limit)
+                reader, writer = await asyncio.open_unix_connection(address.socket)
             else:
                 context = tls_context() if address.is_tls else None
                 host, port = address.host, address.port
-                reader, writer = await asyncio.open_connection(host, port, ssl=context, limit=limit)
+                reader, writer = await asyncio.open_connection(host, port, ssl=context)
             try:
-                started, total = time.monotonic(), 0
+                answer.started = time.monotonic()
                 writer.write(request)
                 await writer.drain()
-                status, answered = await _read_head(reader)
-                while 100 <= status < 200:  # a note that an answer will follow
-                    status, answered = await _read_head(reader)
-                async for data in _body(reader, answered, most_bytes):
-                    total += max(len(data), _LEAST_COST)
-                    if total > most_bytes:
-                        raise ValueError(f"the answer is larger than {most_bytes} bytes")
-                    pieces.append((time.monotonic() - started, data))
-                return Raw(status, answered, pieces, time.monotonic() - started)
+                while not answer.whole:
+                    data = await reader.read(_PIECE_BYTES)
+                    if data:
+                        answer.feed(data, time.monotonic())
+                        continue
+                    answer.ended()
+                    if not answer.whole:
+                        raise EOFError
+                seconds = time.monotonic() - answer.started
+                return Raw(answer.status, answer.headers, answer.pieces, seconds)
             finally:
                 writer.close()
     except TimeoutError as error:
-        raise AnswerLost(f"no whole answer within {limit_s:g} s", pieces) from error
+        raise AnswerLost(f"no whole answer within {limit_s:g} s", answer.pieces) from error
     except ConnectionRefusedError as error:
-        raise AnswerLost("no server listens at the address", pieces) from error
+        raise AnswerLost("no server listens at the address", answer.pieces) from error
     except EOFError as error:
-        raise AnswerLost("the connection ended in mid-answer", pieces) from error
+        raise AnswerLost("the connection ended in mid-answer", answer.pieces) from error
     except (OSError, ValueError) as error:
-        raise AnswerLost(str(error) or type(error).__name__, pieces) from error
-
-
-async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.LimitOverrunError as error:
-        raise ValueError("the head of the answer is too long") from error
-    first, *lines = head.decode("latin-1").split("\r\n")
-    version, _, rest = first.partition(" ")
-    if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
-        raise ValueError("the answer is not HTTP")
-    pairs = (line.partition(":") for line in lines)
-    return int(rest[:3]), {n.strip().lower(): v.strip() for n, colon, v in pairs if colon}
-
-
-async def _body(
-    reader: asyncio.StreamReader, headers: Mapping[str, str], most_bytes: int
-) -> AsyncIterator[bytes]:
-    """Chunks, a stated length, or until the connection ends."""
-    if headers.get("transfer-encoding", "").lower() == "chunked":
-        while True:
-            try:
-                line = await reader.readuntil(b"\r\n")
-            except asyncio.LimitOverrunError as error:
-                raise ValueError("a chunk of the answer has a size without end") from error
-            digits = line.split(b";")[0].strip()
-            # int() also takes signs and underscores
-            if not digits or not all(c in b"0123456789abcdefABCDEF" for c in digits):
-                raise ValueError("a chunk of the answer has no size")
-            if len(digits) > _MOST_SIZE_DIGITS:
-                raise ValueError("a chunk of the answer is larger than any answer")
-            if (size := int(digits, 16)) > most_bytes:
-                raise ValueError(f"the answer is larger than {most_bytes} bytes")
-            if not size:
-                return
-            yield await reader.readexactly(size)
-            await reader.readexactly(2)
-    left = None
-    if stated := headers.get("content-length", ""):
-        left = number_in(stated)  # int() also takes signs, underscores and other digits
-        if left is None:
-            raise ValueError(f"the answer states a length of {stated[:40]!r}")
-    while left is None or left > 0:
-        data = await reader.read(min(_PIECE_BYTES, left or _PIECE_BYTES))
-        if not data and left is not None:
-            raise EOFError
-        if not data:
-            return
-        yield data
-        left = None if left is None else left - len(data)
+        raise AnswerLost(str(error) or type(error).__name__, answer.pieces) from error

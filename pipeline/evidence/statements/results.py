@@ -19,10 +19,10 @@ from pipeline.core.errors import RecordInvalid
 from pipeline.core.known import Unknown
 from pipeline.core.known import unknown as unknown_reason
 from pipeline.core.model import Frozen, Name
+from pipeline.core.verdict import GateVerdict, RunVerdict, TestVerdict
 from pipeline.images.gate.evidence import ImageGates
-from pipeline.images.gate.runs import ImageRun, RunKind, RunVerdict, TestVerdict, summary_of
+from pipeline.images.gate.runs import ImageRun, RunKind, summary_of
 
-GateVerdict = Literal["passed", "accepted", "failed", "unknown"]
 _RESULTS: dict[GateVerdict, Literal["PASSED", "WARNED", "FAILED"]] = {
     "passed": "PASSED",
     "accepted": "WARNED",

@@ -41,13 +41,13 @@ from pipeline.evidence.verify.remote import (
 )
 from pipeline.evidence.verify.signature import Opened, judge_signatures
 from pipeline.evidence.verify.verdict import Node, Verdict, broken, incomplete, worst_verdict
-from pipeline.evidence.verify.walk import Walk, judge_bill, judge_results, walk_evidence
+from pipeline.evidence.verify.walk import JudgedEvidence, judge_bill, judge_results, walk_evidence
 from pipeline.images.gate.runs import EXCHANGES
 from pipeline.images.spec.checkout import Checkout
 
 
 @dataclass(frozen=True)
-class Judge:
+class VerifyContext:
     """What evidence is judged by: trusted keys, a checkout, the time, and how deep to read."""
 
     trust: Trust | None
@@ -60,30 +60,34 @@ class Judge:
 
 @dataclass(frozen=True)
 class Chain:
-    """A tree, and the walks in it: one for each image."""
+    """A tree, and what was judged in it: one for each image."""
 
     node: Node
-    walks: tuple[Walk, ...]
+    parts: tuple[JudgedEvidence, ...]
 
 
 def judge_attached(
-    artifact: Artifact, attached: AttachedEvidence, judge: Judge, *, is_named: bool = False
-) -> Walk:
+    artifact: Artifact,
+    attached: AttachedEvidence,
+    context: VerifyContext,
+    *,
+    is_named: bool = False,
+) -> JudgedEvidence:
     """An image with its attached evidence; `is_named` where an index over it has a signed name."""
     # names are judged after statements: they must cover one of the believed sets
-    walked = walk_evidence(artifact, attached.items, judge.trust, judge.checkout, judge.now)
-    names, doubts = naming.believed_names(attached.signatures, judge.trust, judge.now)
-    nodes = naming.judge_names(artifact.digest, names, walked.sets)
+    judged = walk_evidence(artifact, attached.items, context.trust, context.checkout, context.now)
+    names, doubts = naming.believed_names(attached.signatures, context.trust, context.now)
+    nodes = naming.judge_names(artifact.digest, names, judged.sets)
     # Without a set, or without any name, other checks say what is missing. An index is signed like
     # the images in it, so it tells of an image whose own name was deleted.
-    is_covered = any(name.evidence_set in walked.sets for name in names)
-    if walked.sets and (names or is_named) and not is_covered:
+    is_covered = any(name.evidence_set in judged.sets for name in names)
+    if judged.sets and (names or is_named) and not is_covered:
         message = "no signed name covers its evidence set"
         why = f"{message}: the evidence may be older than what was published"
         nodes.append(incomplete("image signature", why))
     # the first of each content: a registry keeps copies of replaced bills, too
     signed: dict[tuple[str, bytes], tuple[Opened, str]] = {}
-    for each, passed_over in walked.opened:
+    for each, passed_over in judged.opened:
         if media := BILL_MEDIA.get(each.statement.predicate_type):
             key = media, canonical_json(each.statement.predicate)
             signed.setdefault(key, (each, passed_over))
@@ -111,48 +115,50 @@ def judge_attached(
         else:
             nodes.append(incomplete(title, f"published although its gates did not pass: {message}"))
     nodes += _skipped([*attached.skipped, *doubts])
-    return replace(walked, node=replace(walked.node, children=(*walked.node.children, *nodes)))
+    return replace(judged, node=replace(judged.node, children=(*judged.node.children, *nodes)))
 
 
 def _skipped(messages: Sequence[str]) -> list[Node]:
     return [Node("skipped", message=plain(each).replace("\n", " ")) for each in messages]
 
 
-def judge_remote(remote: RemoteImage, judge: Judge, more: Sequence[EvidenceItem] = ()) -> Chain:
+def judge_remote(
+    remote: RemoteImage, context: VerifyContext, more: Sequence[EvidenceItem] = ()
+) -> Chain:
     """All images that a reference names and, where it is a tag, whether the tag may name them."""
-    walks, own = [], []
+    parts, own = [], []
     names: list[naming.TrustedName] = []
     # an index has a signed name of its own, and no statements
     if remote.root not in remote.images:
-        attached = attached_to(remote, remote.root, judge.jobs)
-        of_index, doubts = naming.believed_names(attached.signatures, judge.trust, judge.now)
+        attached = attached_to(remote, remote.root, context.jobs)
+        of_index, doubts = naming.believed_names(attached.signatures, context.trust, context.now)
         own += naming.judge_names(remote.root.digest, of_index)
         own += _skipped([*attached.skipped, *doubts])
         names += of_index
     is_named = bool(names)
     for image in remote.images:
-        artifact = open_remote_image(remote, image, deep=judge.deep, jobs=judge.jobs)
-        attached = attached_to(remote, image, judge.jobs)
-        names += naming.believed_names(attached.signatures, judge.trust, judge.now)[0]
+        artifact = open_remote_image(remote, image, deep=context.deep, jobs=context.jobs)
+        attached = attached_to(remote, image, context.jobs)
+        names += naming.believed_names(attached.signatures, context.trust, context.now)[0]
         # files that the user names count for each image; the subject tells which it is about
         attached.items += more
-        walks.append(judge_attached(artifact, attached, judge, is_named=is_named))
+        parts.append(judge_attached(artifact, attached, context, is_named=is_named))
     count = sum(len(image.layers) for image in remote.images)
-    how = "every byte read" if judge.deep else "there, not read (--deep reads them)"
+    how = "every byte read" if context.deep else "there, not read (--deep reads them)"
     depth = Node("in the registry", message=f"{count} layers, {how}")
-    nodes, digest = [depth, *own, *(w.node for w in walks)], remote.root.digest
-    reference, memory = remote.reference, judge.memory
+    nodes, digest = [depth, *own, *(w.node for w in parts)], remote.root.digest
+    reference, memory = remote.reference, context.memory
     # the first thing that a person asks: is this tag what was published?
     if remote.tag and remote.tag_digest not in (None, digest):
         # `:TAG@DIGEST` was asked for, and the tag has moved on
         message = f"names {remote.tag_digest} now, not {digest}"
         nodes.insert(0, Node(f"tag {remote.tag}", Verdict.MOVED, message))
     elif remote.tag:
-        seen = memory.recall(reference, judge.trust, judge.now) if memory else []
+        seen = memory.recall(reference, context.trust, context.now) if memory else []
         tag = naming.judge_tag(reference, digest, names, seen)
         # costs a request for each signed image of the repository: only where nothing else decides
         if tag.verdict is Verdict.INCOMPLETE:
-            others = named_elsewhere(remote, judge.trust, judge.now, judge.jobs)
+            others = named_elsewhere(remote, context.trust, context.now, context.jobs)
             tag = naming.judge_tag(reference, digest, names, others)
         # only verified names are remembered: a forged one must not block the true one
         elif memory and tag.verdict is Verdict.VALID:
@@ -160,16 +166,16 @@ def judge_remote(remote: RemoteImage, judge: Judge, more: Sequence[EvidenceItem]
             held = {digest, *(image.digest for image in remote.images)}
             memory.remember(reference, digest, [n for n in names if n.digest in held])
         nodes.insert(0, tag)
-    return Chain(Node(f"{reference} {digest}", children=tuple(nodes)), tuple(walks))
+    return Chain(Node(f"{reference} {digest}", children=tuple(nodes)), tuple(parts))
 
 
-def judge_statement(item: EvidenceItem, judge: Judge) -> Walk:
+def judge_statement(item: EvidenceItem, context: VerifyContext) -> JudgedEvidence:
     """A statement alone is never valid: its subject must be there to compare."""
     if item.envelope is None:
-        return Walk(broken(item.name, item.error))
+        return JudgedEvidence(broken(item.name, item.error))
     statement = item.envelope.statement
     kind, predicate = statement.predicate_type, statement.predicate
-    signature, keys = judge_signatures(item.envelope, judge.trust, judge.now)
+    signature, keys = judge_signatures(item.envelope, context.trust, context.now)
     content = Node("predicate", message="well formed")
     try:
         if kind == PROVENANCE:
@@ -190,26 +196,28 @@ def judge_statement(item: EvidenceItem, judge: Judge) -> Walk:
     node = Node(f"{predicate_kind(kind)} ({item.name})", children=nodes)
     # a policy may still ask who signed it
     opened = Opened(item.name, item.envelope, (signature,), tuple(keys))
-    return Walk(node, (opened,) if keys else ())
+    return JudgedEvidence(node, (opened,) if keys else ())
 
 
-def judge_climb(path: Path, items: Sequence[EvidenceItem], judge: Judge) -> Walk:
+def judge_ladder(
+    path: Path, items: Sequence[EvidenceItem], context: VerifyContext
+) -> JudgedEvidence:
     """A `smoke.json` with its statements, and the file of exchanges that they name."""
-    walked = walk_evidence(open_file(path), items, judge.trust, judge.checkout, judge.now)
+    judged = walk_evidence(open_file(path), items, context.trust, context.checkout, context.now)
     if not items:
-        return walked
+        return judged
     beside = path.with_name(EXCHANGES)
     if not beside.exists():
         exchanges = Node(EXCHANGES, Verdict.INCOMPLETE, "is not beside the result")
     else:
         digest = open_file(beside).digest
-        stated = [x.statement for x, _ in walked.opened if x.is_about_this]
+        stated = [x.statement for x, _ in judged.opened if x.is_about_this]
         exchanges = (
             Node(EXCHANGES, message="these bytes")
             if any(statement.is_about(digest) for statement in stated)
             else Node(EXCHANGES, Verdict.BROKEN, f"has {digest}, which was not stated")
         )
-    return replace(walked, node=replace(walked.node, children=(*walked.node.children, exchanges)))
+    return replace(judged, node=replace(judged.node, children=(*judged.node.children, exchanges)))
 
 
 Least = Literal["passed", "accepted"]
@@ -237,12 +245,12 @@ def read_policy(path: Path) -> Policy:
         raise TrustInvalid(str(error), error.hint) from error
 
 
-def judge_policy(policy: Policy, walked: Walk, now: datetime) -> Node:
+def judge_policy(policy: Policy, judged: JudgedEvidence, now: datetime) -> Node:
     """What the policy asks for and did not get; the walk's own verdict counts besides."""
     # a policy may ask for two people: signatures by the same key count once
     counted = [
         b
-        for b in walked.believed
+        for b in judged.believed
         if sum(policy.keys is None or key.id in policy.keys for key in b.keys) >= policy.signatures
     ]
     nodes = []

@@ -25,7 +25,7 @@ from pipeline.core.files import read_plain, sha256_of_file
 from pipeline.core.model import sha256_of
 from pipeline.evidence.statements.evidence_set import kept_envelopes
 from pipeline.evidence.verify.artifact import open_file, open_image, open_layout, read_layout_index
-from pipeline.evidence.verify.chain import Judge, judge_attached
+from pipeline.evidence.verify.chain import VerifyContext, judge_attached
 from pipeline.evidence.verify.evidence import (
     EvidenceItem,
     attached_in,
@@ -44,18 +44,12 @@ from pipeline.evidence.verify.verdict import (
     incomplete,
     stale,
 )
-from pipeline.evidence.verify.walk import Walk, walk_evidence
+from pipeline.evidence.verify.walk import JudgedEvidence, walk_evidence
 from pipeline.evidence.verify.weights import judge_weights
 from pipeline.serving.bench.foreign import read_foreign
 from pipeline.serving.bench.model import BenchRun
-from pipeline.serving.bench.place import (
-    MOST_REQUESTS_BYTES,
-    REQUESTS_FILE,
-    RUN_FILE,
-    requests_digest,
-)
-from pipeline.serving.bench.record import read_run_value, run_of, workload_digest
-from pipeline.serving.bench.results.recompute import left_out, recomputed, recomputed_intervals
+from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
+from pipeline.serving.bench.results.recompute import RunOnDisk, read_run_on_disk
 from pipeline.serving.recipe import tiny
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.report.check import OpenedReport, check_run, open_report
@@ -83,70 +77,71 @@ class RunInputs:
 
 
 def judge_bench_run(
-    folder: Path, items: Sequence[EvidenceItem], judge: Judge, sources: RunInputs
-) -> Walk:
+    folder: Path, items: Sequence[EvidenceItem], context: VerifyContext, sources: RunInputs
+) -> JudgedEvidence:
     """From the numbers of a run to who signed them, and to all that they depend on."""
-    path = folder / RUN_FILE
     try:
-        data, value = read_run_value(path)
-        requests = requests_digest(folder, MOST_REQUESTS_BYTES)
+        found = read_run_on_disk(folder)
     except errors.RunInvalid as error:
-        return Walk(broken(str(folder), str(error)))
-    digest = sha256_of(data)
+        return JudgedEvidence(broken(str(folder), str(error)))
 
     def compare(statement: Statement, how: str) -> list[Node]:
-        nodes = [_signed_file("result", RUN_FILE, digest, statement, how)]
-        if requests is not None:
-            return [*nodes, _signed_file("requests", REQUESTS_FILE, requests, statement, how)]
+        nodes = [_signed_file("result", RUN_FILE, found.digest, statement, how)]
+        if found.requests is not None:
+            return [*nodes, _signed_file("requests", REQUESTS_FILE, found.requests, statement, how)]
         message = f"{REQUESTS_FILE} is not beside the run"
         return [*nodes, Node("requests", Verdict.INCOMPLETE, message, code=Code.NO_REQUESTS)]
 
-    walks = [
-        judge_file_statement(item, BENCHMARK_RUN, "benchmark", judge, compare)
+    parts = [
+        judge_file_statement(item, BENCHMARK_RUN, "benchmark", context, compare)
         for item in distinct(items)
     ]
     if not items:
         message = "there is none: nobody says that this was measured"
-        walks.append(Walk(incomplete("statement", message)))
-    try:
-        run = run_of(path, value)
-    except errors.RunInvalid as error:
-        walks.append(Walk(broken("result", str(error))))
+        parts.append(JudgedEvidence(incomplete("statement", message)))
+    if (run := found.claims) is None:
+        parts.append(JudgedEvidence(broken("result", found.invalid)))
     else:
-        walks.append(Walk(_numbers(folder, run, has_requests=requests is not None)))
-        now, named = workload_digest(run.workload), run.inputs.workload
+        named = run.inputs.workload
         title, message = f"workload {run.workload.name}", f"{named}, part of the run"
         workload = Node(title, message=message, part="workload")
-        if now != named:
-            message = f"is {now}, the run names {named}"
+        if found.workload != named:
+            message = f"is {found.workload}, the run names {named}"
             workload = Node("workload", Verdict.CHANGED, message, part="workload")
-        walks += [Walk(workload), *_inputs(run, sources, judge)]
-    believed = tuple(each for walked in walks for each in walked.believed)
-    return Walk(Node(f"{path} {digest}", children=tuple(w.node for w in walks)), believed)
+        parts += [
+            JudgedEvidence(_numbers(run, found)),
+            JudgedEvidence(workload),
+            *_inputs(run, sources, context),
+        ]
+    believed = tuple(each for judged in parts for each in judged.believed)
+    title = f"{folder / RUN_FILE} {found.digest}"
+    return JudgedEvidence(Node(title, children=tuple(w.node for w in parts)), believed)
 
 
 def judge_file_statement(
-    item: EvidenceItem, predicate_type: str, about: str, judge: Judge, compare: Compare
-) -> Walk:
+    item: EvidenceItem, predicate_type: str, about: str, context: VerifyContext, compare: Compare
+) -> JudgedEvidence:
     """One envelope beside a file that must be of this type; `about` names what such state."""
     if item.envelope is None:
-        return Walk(broken(item.name, item.error))
+        return JudgedEvidence(broken(item.name, item.error))
     statement = item.envelope.statement
     kind = predicate_kind(statement.predicate_type)
     title = f"{kind} ({item.name})"
-    signature, keys = judge_signatures(item.envelope, judge.trust, judge.now)
+    signature, keys = judge_signatures(item.envelope, context.trust, context.now)
     try:
         if statement.predicate_type != predicate_type:
             raise errors.RecordInvalid(f"is no statement about a {about}")
         check_predicate(predicate_type, statement.predicate)
     except errors.RecordInvalid as error:
-        return Walk(Node(title, children=(signature, broken("predicate", str(error)))))
+        return JudgedEvidence(Node(title, children=(signature, broken("predicate", str(error)))))
     nodes = [signature]
     # what an unbelieved statement says was changed may be its own lie: then it counts for nothing
     if signature.verdict is not Verdict.BROKEN:
         nodes += compare(statement, "signed" if item.envelope.signatures else "stated")
     opened = Opened(item.name, item.envelope, (signature,), tuple(keys))
-    return Walk(Node(title, children=tuple(nodes), subject=kind), (opened,) if keys else ())
+    return JudgedEvidence(
+        Node(title, children=tuple(nodes), subject=kind), (opened,) if keys else ()
+    )
 
 
 def _signed_file(title: str, file: str, digest: str, statement: Statement, how: str) -> Node:
@@ -155,23 +150,19 @@ def _signed_file(title: str, file: str, digest: str, statement: Statement, how: 
     return changed_node(title, f"{file} has {digest}, which was not {how}")
 
 
-def _numbers(folder: Path, run: BenchRun, *, has_requests: bool) -> Node:
+def _numbers(run: BenchRun, found: RunOnDisk) -> Node:
     """Every metric computed again from the raw requests."""
     title = "numbers"
-    if not has_requests:
+    if found.unreadable:
+        return changed_node(title, found.unreadable)
+    if (numbers := found.numbers) is None:
         message = f"cannot be computed again: {REQUESTS_FILE} is not beside the run"
         return Node(title, Verdict.INCOMPLETE, message, code=Code.NO_REQUESTS)
-    try:
-        trials = list(recomputed(folder, run))
-        missing = left_out(folder, run)
-    except errors.RunInvalid as error:
-        return changed_node(title, str(error))
     nodes = []
-    for trial in (trial for trial in trials if not trial.is_as_named):
+    for trial in numbers.damaged:
         message = f"the requests have {trial.digest}, the run names {trial.named}"
         nodes.append(changed_node(f"{trial.place}/requests ({trial.name})", message))
-    wrong = [change for trial in trials for change in trial.changed]
-    if wrong := wrong + recomputed_intervals(run, trials):
+    if wrong := numbers.changed:
         children = []
         for each in wrong[:_MOST_SHOWN]:
             # people know a cell by its name, and each place begins with /cells/NUMBER
@@ -182,21 +173,21 @@ def _numbers(folder: Path, run: BenchRun, *, has_requests: bool) -> Node:
         if len(wrong) > _MOST_SHOWN:
             message += f", the first {_MOST_SHOWN} are shown"
         nodes.append(Node("recomputed", message=message, children=tuple(children)))
-    nodes += [changed_node("left out", plain(each)) for each in missing[:_MOST_SHOWN]]
+    nodes += [changed_node("left out", plain(each)) for each in found.missing[:_MOST_SHOWN]]
     if nodes:
         return Node(title, children=tuple(nodes))
     requests = sum(t.requests.lines for cell in run.cells for t in cell.trials)
-    counts = f"{log.count(requests, 'request')} of {log.count(len(trials), 'trial')}"
+    counts = f"{log.count(requests, 'request')} of {log.count(len(numbers.trials), 'trial')}"
     return Node(title, message=f"the same again from {counts}")
 
 
-def _inputs(run: BenchRun, sources: RunInputs, judge: Judge) -> list[Walk]:
+def _inputs(run: BenchRun, sources: RunInputs, context: VerifyContext) -> list[JudgedEvidence]:
     """Each thing that the run names; one that is not found is missing, and never valid."""
     client = f"{run.client.name} {run.client.version} {run.client.digest}"
     recipe = incomplete("recipe", "the run was not served from a recipe")
     name, digest = run.inputs.recipe_name, run.inputs.recipe
     if name is not None and digest is not None:
-        own = [judge.checkout.root / "recipes"] if judge.checkout else []
+        own = [context.checkout.root / "recipes"] if context.checkout else []
         recipe = Node(f"recipe {name}", message=digest)
         try:
             now = recipe_digest(Recipes([*sources.folders, *own]).read(name))
@@ -206,24 +197,24 @@ def _inputs(run: BenchRun, sources: RunInputs, judge: Judge) -> list[Walk]:
         except errors.PipelineError as error:
             recipe = incomplete(recipe.title, f"{digest} cannot be compared: {error}")
     parts = {
-        "image": _image(run.inputs.image, sources, judge),
-        "weights": _weights(run.inputs.weights, sources, judge),
-        "recipe": Walk(recipe),
-        HOST: _host(run.inputs.host, sources, judge),
-        "client": Walk(Node("client", message=client)),
+        "image": _image(run.inputs.image, sources, context),
+        "weights": _weights(run.inputs.weights, sources, context),
+        "recipe": JudgedEvidence(recipe),
+        HOST: _host(run.inputs.host, sources, context),
+        "client": JudgedEvidence(Node("client", message=client)),
     }
     return [replace(w, node=replace(w.node, part=part)) for part, w in parts.items()]
 
 
-def _missing(title: str, message: str) -> Walk:
-    return Walk(incomplete(title, message))
+def _missing(title: str, message: str) -> JudgedEvidence:
+    return JudgedEvidence(incomplete(title, message))
 
 
-def _titled(walked: Walk, title: str) -> Walk:
-    return replace(walked, node=replace(walked.node, title=f"{title} {walked.node.title}"))
+def _titled(judged: JudgedEvidence, title: str) -> JudgedEvidence:
+    return replace(judged, node=replace(judged.node, title=f"{title} {judged.node.title}"))
 
 
-def _image(digest: str | None, sources: RunInputs, judge: Judge) -> Walk:
+def _image(digest: str | None, sources: RunInputs, context: VerifyContext) -> JudgedEvidence:
     if digest is None:
         return _missing("image", "the run does not say which image served")
     if (store := sources.store) is not None:
@@ -242,8 +233,8 @@ def _image(digest: str | None, sources: RunInputs, judge: Judge) -> Walk:
                     items = gather_envelopes(kept_envelopes(store, name, platform, digest))
                     opened = open_image(store.blob_path(digest).parent, digest, title)
             except errors.PipelineError as error:
-                return Walk(broken(f"image {title} {digest}", str(error)))
-            given = (judge.trust, judge.checkout, judge.now)
+                return JudgedEvidence(broken(f"image {title} {digest}", str(error)))
+            given = (context.trust, context.checkout, context.now)
             return _titled(walk_evidence(opened, items, *given, gates_may_wait=True), "image")
     # an OCI layout that was pulled or exported
     for folder in (f for f in sources.folders if (f / "index.json").is_file()):
@@ -253,12 +244,12 @@ def _image(digest: str | None, sources: RunInputs, judge: Judge) -> Walk:
             # a damaged layout of this image, and not merely one of another
             with suppress(errors.PipelineError):
                 if any(each.digest == digest for each in read_layout_index(folder).manifests):
-                    return Walk(broken(f"image {folder.name} {digest}", str(error)))
+                    return JudgedEvidence(broken(f"image {folder.name} {digest}", str(error)))
             continue
         if opened.digest == digest:
             attached = attached_in(folder, digest)
             attached.items += gather_envelopes(beside(folder))
-            return _titled(judge_attached(opened, attached, judge), "image")
+            return _titled(judge_attached(opened, attached, context), "image")
     message = f"{digest} is not in the store here, nor in a layout that --look-in names"
     return _missing("image", message)
 
@@ -268,12 +259,12 @@ def _tiny_digest() -> str:
     return sha256_of(tiny.tiny_gguf())
 
 
-def _weights(digest: str | None, sources: RunInputs, judge: Judge) -> Walk:
+def _weights(digest: str | None, sources: RunInputs, context: VerifyContext) -> JudgedEvidence:
     if digest is None:
         return _missing("weights", "the run does not say which weights were served")
     if digest == _tiny_digest():
-        return Walk(Node("weights", message="the tiny model, which this code makes"))
-    locks = kept_locks(judge.checkout) if judge.checkout else []
+        return JudgedEvidence(Node("weights", message="the tiny model, which this code makes"))
+    locks = kept_locks(context.checkout) if context.checkout else []
     for folder in sources.folders:
         places: Sequence[LockedFolder] = ()
         with suppress(errors.WeightsUnknown):
@@ -281,7 +272,7 @@ def _weights(digest: str | None, sources: RunInputs, judge: Judge) -> Walk:
         for place in (place for place in places if place.lock.seal == digest):
             record = weights_record_path(place)
             items = gather_envelopes([record] if record.exists() else [])
-            return _titled(judge_weights(place, places, items, judge), "weights")
+            return _titled(judge_weights(place, places, items, context), "weights")
     lock = next((lock for lock in locks if lock.seal == digest), None)
     if lock is None:
         return _missing("weights", f"no lock here has the seal {digest}")
@@ -290,34 +281,34 @@ def _weights(digest: str | None, sources: RunInputs, judge: Judge) -> Walk:
     return _missing(f"weights {lock.name}", message)
 
 
-def _host(digest: str | None, sources: RunInputs, judge: Judge) -> Walk:
+def _host(digest: str | None, sources: RunInputs, context: VerifyContext) -> JudgedEvidence:
     if digest is None:
         message = "no facts of the host were given"
-        return Walk(Node(HOST, Verdict.INCOMPLETE, message, code=Code.FACTS_NOT_GIVEN))
-    path = next((p for p in _facts_files(sources, judge) if sha256_of_file(p) == digest), None)
+        return JudgedEvidence(Node(HOST, Verdict.INCOMPLETE, message, code=Code.FACTS_NOT_GIVEN))
+    path = next((p for p in _facts_files(sources, context) if sha256_of_file(p) == digest), None)
     if path is None:
-        for other in _facts_files(sources, judge):
+        for other in _facts_files(sources, context):
             # a statement of those facts, beside a file that is another one by now
             about = other.with_name(other.name.removesuffix(SUFFIX))
             (item,) = gather_envelopes([other]) if about != other and about.is_file() else (None,)
             if item and item.envelope and item.envelope.statement.is_about(digest):
                 message = f"has {sha256_of_file(about)}, the run names {digest}"
-                return Walk(changed_node(f"{HOST} {about.name}", message))
+                return JudgedEvidence(changed_node(f"{HOST} {about.name}", message))
         return _missing(HOST, f"{digest} is in none of the folders here (--look-in DIR)")
     # facts may be named by their statement, which is proof of itself
     about = path.with_name(path.name.removesuffix(SUFFIX))
     if not about.is_file():
         return _missing(f"{HOST} {path.name}", "the facts are not beside their statement")
-    given = (judge.trust, judge.checkout, judge.now)
-    walked = _titled(
+    given = (context.trust, context.checkout, context.now)
+    judged = _titled(
         walk_evidence(open_file(about), gather_envelopes(beside(about)), *given, only=HOST_FACTS),
         HOST,
     )
-    return replace(walked, node=replace(walked.node, subject=str(about)))
+    return replace(judged, node=replace(judged.node, subject=str(about)))
 
 
-def _facts_files(sources: RunInputs, judge: Judge) -> Iterator[Path]:
-    own = [judge.checkout.root / "records"] if judge.checkout else []
+def _facts_files(sources: RunInputs, context: VerifyContext) -> Iterator[Path]:
+    own = [context.checkout.root / "records"] if context.checkout else []
     seen = 0
     for folder in (f for f in (*sources.folders, *own) if f.is_dir()):
         for path in sorted(folder.glob("*.json")):
@@ -329,8 +320,8 @@ def _facts_files(sources: RunInputs, judge: Judge) -> Iterator[Path]:
 
 
 def judge_report(
-    path: Path, items: Sequence[EvidenceItem], judge: Judge, sources: RunInputs
-) -> Walk:
+    path: Path, items: Sequence[EvidenceItem], context: VerifyContext, sources: RunInputs
+) -> JudgedEvidence:
     """From a page to its data, from there to the runs, and from each to all that it names."""
     try:
         page = read_plain(path, _MOST_PAGE_BYTES)
@@ -338,7 +329,7 @@ def judge_report(
             raise errors.ReportInvalid(f"larger than {_MOST_PAGE_BYTES} bytes")
         report = open_report(page)
     except (errors.ReportInvalid, OSError) as error:
-        return Walk(broken(str(path), str(error)))
+        return JudgedEvidence(broken(str(path), str(error)))
     digest = sha256_of(page)
 
     def compare(statement: Statement, how: str) -> list[Node]:
@@ -347,18 +338,20 @@ def judge_report(
             return [Node("page", message=f"every byte as {how}")]
         return [changed_node("page", f"has {digest}, which was not {how}")]
 
-    walks = [judge_file_statement(i, REPORT, "report", judge, compare) for i in distinct(items)]
+    parts = [judge_file_statement(i, REPORT, "report", context, compare) for i in distinct(items)]
     if not items:
         message = "there is none: nobody says that this report is theirs"
-        walks.append(Walk(incomplete("statement", message)))
+        parts.append(JudgedEvidence(incomplete("statement", message)))
     if problem := report.problem():
-        walks.append(Walk(changed_node("embedded data", problem)))
-    walks += [_run(report, i, path, judge, sources) for i in range(len(report.data.runs))]
-    node = Node(f"{path} {digest}", children=tuple(w.node for w in walks))
-    return Walk(node, tuple(each for walked in walks for each in walked.believed))
+        parts.append(JudgedEvidence(changed_node("embedded data", problem)))
+    parts += [_run(report, i, path, context, sources) for i in range(len(report.data.runs))]
+    node = Node(f"{path} {digest}", children=tuple(w.node for w in parts))
+    return JudgedEvidence(node, tuple(each for judged in parts for each in judged.believed))
 
 
-def _run(report: OpenedReport, index: int, page: Path, judge: Judge, sources: RunInputs) -> Walk:
+def _run(
+    report: OpenedReport, index: int, page: Path, context: VerifyContext, sources: RunInputs
+) -> JudgedEvidence:
     """One run of a report, compared with it and then with all that the run depends on."""
     named, places = report.data.runs[index], (*sources.folders, page.parent)
     title = f"run {plain(named.name)}"
@@ -388,7 +381,7 @@ def _run(report: OpenedReport, index: int, page: Path, judge: Judge, sources: Ru
                     break
     if found is None:
         message = f"{named.digest} is in none of the folders here (--look-in DIR)"
-        return Walk(incomplete(title, message))
+        return JudgedEvidence(incomplete(title, message))
     problems = check_run(report, index, found)
     children = tuple(
         changed_node(plain(each.where) or "data", plain(each.message).replace("\n", " "))
@@ -399,7 +392,7 @@ def _run(report: OpenedReport, index: int, page: Path, judge: Judge, sources: Ru
     if not (found / RUN_FILE).is_file():
         # the numbers of another program can be compared, but have no signature
         unsigned = incomplete("statement", f"a result of {plain(named.tool)} has none")
-        return Walk(Node(title, children=(same, unsigned)))
+        return JudgedEvidence(Node(title, children=(same, unsigned)))
     within = RunInputs(sources.store, (*sources.folders, found, found.parent, page.parent))
-    walked = judge_bench_run(found, gather_envelopes(beside(found / RUN_FILE)), judge, within)
-    return Walk(Node(title, children=(same, walked.node)), walked.believed)
+    judged = judge_bench_run(found, gather_envelopes(beside(found / RUN_FILE)), context, within)
+    return JudgedEvidence(Node(title, children=(same, judged.node)), judged.believed)

@@ -45,7 +45,7 @@ from pipeline.images.spec.image import CompiledSpec
 
 
 @dataclass(frozen=True)
-class Walk:
+class JudgedEvidence:
     """The tree of verdicts on one artifact, and the statements in it that count."""
 
     node: Node
@@ -64,7 +64,7 @@ def walk_evidence(
     *,
     gates_may_wait: bool = False,
     only: str | None = None,
-) -> Walk:
+) -> JudgedEvidence:
     """All evidence of an artifact, judged.
 
     `only`: the one predicate type that says anything about such an artifact. A key may be trusted
@@ -75,7 +75,7 @@ def walk_evidence(
     title = f"{artifact.title} {artifact.digest}"
     if not items:
         message = "there is no evidence for it"
-        return Walk(Node(title, Verdict.INCOMPLETE, message, code=Code.NO_EVIDENCE))
+        return JudgedEvidence(Node(title, Verdict.INCOMPLETE, message, code=Code.NO_EVIDENCE))
     # provenance first, as the rest is read in its light; a registry may hold one statement
     # several times, with more and fewer signatures
     kinds = [
@@ -114,7 +114,9 @@ def walk_evidence(
     if artifact.is_image:
         nodes += sets.judge(made)
         nodes += _missing(counted, made, gates_may_wait=gates_may_wait)
-    return Walk(Node(title, children=tuple(nodes)), believed, sets.believed, tuple(judged))
+    return JudgedEvidence(
+        Node(title, children=tuple(nodes)), believed, sets.believed, tuple(judged)
+    )
 
 
 def _open(

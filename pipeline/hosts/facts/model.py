@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
 
-from pipeline.core.known import Known
+from pipeline.core.known import Known, Unknown
 from pipeline.core.model import Count, Frozen
 
 # A field that changes by itself: a difference does not count as drift.
@@ -212,3 +212,8 @@ class HostFacts(Frozen):
     disks: Known[list[Disk]]
     software: Software
     xids: Known[list[Xid]]
+
+
+def gpus_of(facts: HostFacts) -> list[Gpu]:
+    """The cards that the driver reports."""
+    return [] if isinstance(facts.gpus, Unknown) else facts.gpus

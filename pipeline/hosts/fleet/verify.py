@@ -24,6 +24,7 @@ from pipeline.core.errors import FactsUnreadable
 from pipeline.core.files import write_bytes
 from pipeline.core.known import Known, Unknown, then, unknown
 from pipeline.core.model import Frozen
+from pipeline.core.verdict import RuleResult, RuleVerdict, Verdict, worst
 from pipeline.hosts.facts import capture
 from pipeline.hosts.facts.drift import Difference, compare_facts, read_recorded_facts
 from pipeline.hosts.facts.gather import gather_facts
@@ -34,7 +35,6 @@ from pipeline.hosts.fleet.remote import CommandResult, Remote, Unreached, one_li
 from pipeline.hosts.probes import runner
 from pipeline.hosts.rules.issues import IssueFinding, issue_findings, match_lines, match_rules
 from pipeline.hosts.rules.judge import judge_rules
-from pipeline.hosts.rules.verdict import RuleResult, Verdict, overall_of_rules
 
 # of a play, in the folder of records
 CAPTURES = "captures"
@@ -44,7 +44,6 @@ _CAPTURE_S = 300.0
 _CLEAN_UP_S = 60.0
 # unlike /tmp, only root writes to it, and a boot empties it
 _FOLDER = Path("/run/sm120/probes")
-HostVerdict: TypeAlias = Literal["passed", "failed", "unknown", "not reached"]
 
 
 class Row(Frozen):
@@ -52,7 +51,7 @@ class Row(Frozen):
 
     role: str
     promise: str
-    verdict: Verdict
+    verdict: RuleVerdict
     why: str = ""
     fix: str = ""
     # the name of the rule over facts by which known issues refer to this promise
@@ -72,11 +71,11 @@ class HostResult(Frozen):
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def verdict(self) -> HostVerdict:
+    def verdict(self) -> Verdict:
         """The worst of all that was judged; nothing judged is unknown."""
         if self.unreached is not None:
             return "not reached"
-        return overall_of_rules(self._verdicts())
+        return worst(self._verdicts(), "unknown")
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -91,11 +90,11 @@ class HostResult(Frozen):
             [match_rules([*judged, *self.rules]), match_lines("tests", self.output)]
         )
 
-    def count(self, verdict: Verdict) -> int:
+    def count(self, verdict: RuleVerdict) -> int:
         """How many rows have this verdict."""
         return self._verdicts().count(verdict)
 
-    def _verdicts(self) -> list[Verdict]:
+    def _verdicts(self) -> list[RuleVerdict]:
         rows = [r.verdict for r in self.rows]
         return rows + [r.verdict for r in self.rules] + [r.verdict for r in self.functions]
 
@@ -108,12 +107,9 @@ class FleetResult(Frozen):
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def verdict(self) -> HostVerdict:
+    def verdict(self) -> Verdict:
         """The worst of all hosts."""
-        seen = {h.verdict for h in self.hosts}
-        if "not reached" in seen and "failed" not in seen:
-            return "not reached"
-        return overall_of_rules(seen)
+        return worst([host.verdict for host in self.hosts], "unknown")
 
 
 # host.promises.run.judge_promises

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from pipeline.core import proc
 from pipeline.core.errors import FactsUnreadable, ProbeUnstarted
 from pipeline.core.model import Frozen
+from pipeline.core.verdict import RuleVerdict, RunVerdict
 
 REPORT_NAME = "report.json"
 WORKER = Path(__file__).with_name("worker")
@@ -39,7 +40,7 @@ class ProbeRow(Frozen):
 
     check: str
     subject: str
-    verdict: Literal["passed", "failed", "unknown", "not applicable"]
+    verdict: RuleVerdict
     why: str
     measured: dict[str, Any]
 
@@ -48,7 +49,7 @@ class ProbeReport(Frozen):
     """The results of all tests of one machine."""
 
     version: Literal[1]
-    verdict: Literal["passed", "failed", "unknown"]
+    verdict: RunVerdict
     device: Literal["cuda", "cpu"]
     count: int
     seconds: float

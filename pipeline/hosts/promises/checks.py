@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.core.errors import PipelineError
-from pipeline.core.known import Known, Unknown, Value, unknown
+from pipeline.core.known import Known, Unknown, Value, first_unknown, unknown
 from pipeline.core.proc import last_line
+from pipeline.core.verdict import RuleVerdict
 from pipeline.hosts.lock_model import TargetLock, read_host_lock
-from pipeline.hosts.rules.verdict import Verdict, first_unknown
 
 # testinfra ships no types
 Host = Any
@@ -22,7 +22,7 @@ _SHIPPED = ("/usr/lib/systemd/", "/lib/systemd/")
 class Outcome(Exception):
     """A promise that is not simply kept: its verdict, the reason, and the fix."""
 
-    verdict: Verdict = "failed"
+    verdict: RuleVerdict = "failed"
 
     def __init__(self, why: str, fix: str = "") -> None:
         super().__init__(why)

@@ -12,7 +12,7 @@ import yaml
 from pydantic import AfterValidator, Field, TypeAdapter, model_validator
 
 from pipeline.core.model import Frozen, Name
-from pipeline.hosts.rules.verdict import RuleResult
+from pipeline.core.verdict import RuleResult
 
 TABLE = Path(__file__).with_name("known_issues.yaml")
 # Symptoms stand within this many characters of a line, and expressions stay fast.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from pipeline.core.known import Unknown, unknown
-from pipeline.hosts.facts.model import HostFacts
-from pipeline.hosts.rules.verdict import RuleResult, first_unknown, gpus_of, not_applicable, result
+from pipeline.core.known import Unknown, first_unknown, unknown
+from pipeline.core.verdict import RuleResult, not_applicable, result, unknown_result
+from pipeline.hosts.facts.model import HostFacts, gpus_of
 
 # Watts that each edition is made for (local-inference-lab/rtx6kpro, gpu-configs.md); for other
 # cards the range that the driver accepts counts.
@@ -100,7 +100,7 @@ def iommu_and_acs(facts: HostFacts) -> Iterator[RuleResult]:
     why = "the IOMMU translates addresses"
     yield result("IOMMU", "host", good, why, fix, passed=f"the IOMMU is in mode {mode}")
     if not facts.pci.bridges:
-        yield result("ACS", "host", unknown("there is no bridge above a card"), "", "")
+        yield unknown_result("ACS", "host", unknown("there is no bridge above a card"))
     for bridge in facts.pci.bridges:
         off = first_unknown(bridge.acs_redirect) or not bridge.acs_redirect
         why = f"ACS redirects (control {bridge.acs_control})"
@@ -115,7 +115,7 @@ def aspm(facts: HostFacts) -> Iterator[RuleResult]:
     fix = "Boot with pcie_aspm=off pcie_port_pm=off; the role `pcie` sets it."
     policy, line = facts.pci.aspm_policy, facts.kernel.command_line
     if not isinstance(line, Unknown) and "pcie_aspm=off" in line.split():
-        yield result("ASPM", "host", True, "pcie_aspm=off", fix)
+        yield result("ASPM", "host", True, "", "", passed="pcie_aspm=off")
         return
     links = [b.aspm for b in facts.pci.bridges] + [g.aspm for g in facts.pci.gpus]
     asleep = any(isinstance(x, str) and x != "off" for x in links)
@@ -254,7 +254,7 @@ def tuning(facts: HostFacts) -> Iterator[RuleResult]:
     # NCCL and pinned buffers need locked memory; the default of a login is a few MiB
     lock = facts.kernel.memlock
     if isinstance(lock, Unknown) or lock == "unlimited":
-        yield result("memlock", "host", lock, f"{lock}", "")
+        yield result("memlock", "host", lock, "", "", passed=f"{lock}")
     else:
         # no failure: engines run in containers, and `docker run` sets their limit
         size = f"{int(lock) / 2**20:g} MiB" if lock.isdigit() else lock

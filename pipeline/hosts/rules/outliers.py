@@ -10,9 +10,8 @@ from typing import Any
 
 from pipeline.core.known import Unknown
 from pipeline.core.model import Frozen
-from pipeline.hosts.facts.model import SAME_MEMORY, HostFacts
+from pipeline.hosts.facts.model import SAME_MEMORY, HostFacts, gpus_of
 from pipeline.hosts.probes.runner import ProbeRow
-from pipeline.hosts.rules.verdict import gpus_of
 
 # Measurements of sound machines of one kind differ by a few percent; this much is a fault.
 TOLERANCE = 0.15

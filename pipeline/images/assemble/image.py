@@ -89,10 +89,9 @@ def code_digest() -> str:
 def find_built(store: Store, plan: ImagePlan) -> Built | None:
     """The image as built before, if its inputs are the same and every blob is still there."""
     record = store.image_record(plan.spec.name, plan.platform)
-    # without reading the layers' bytes: `sm120 store check` reads those
     if record is None or (record.key, record.code) != (plan.key, code_digest()):
         return None
-    return Built(plan, record, cached=True) if _is_whole(store, record) else None
+    return Built(plan, record, cached=True) if store.has_image(record) else None
 
 
 def staleness(checkout: Checkout, store: Store, plan: ImagePlan) -> str:
@@ -108,20 +107,6 @@ def staleness(checkout: Checkout, store: Store, plan: ImagePlan) -> str:
     inputs = known.inputs if known and known.digest == record.digest else {}
     moved = [name for name in plan.inputs if inputs and inputs.get(name) != plan.inputs[name]]
     return f"{', '.join(moved) or 'spec, lock or patches'} changed since it was built"
-
-
-def _is_whole(store: Store, record: ImageRecord) -> bool:
-    """Whether the store still holds all of an image."""
-    for layer in record.layers:
-        path = store.blob_path(layer.record.digest)
-        if not path.exists() or path.stat().st_size != layer.record.size_bytes:
-            return False
-    try:
-        store.read_blob(record.config)
-        store.read_blob(record.digest)
-    except StoreDamaged:
-        return False
-    return True
 
 
 def assemble_images(
@@ -237,7 +222,7 @@ def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[ImageR
     )
     store.put_blob(document)
     # another process may have deleted files of the store meanwhile
-    if not _is_whole(store, image):
+    if not store.has_image(image):
         raise StoreDamaged(f"{plan.spec.name}: a layer vanished while it was built")
     return image, patched.diff
 

@@ -17,9 +17,9 @@ from pipeline.artifacts.store.store import Store, read_own
 from pipeline.core import errors, log
 from pipeline.core.files import write_bytes
 from pipeline.core.model import Digest, Frozen
+from pipeline.core.verdict import GateVerdict, worst
 from pipeline.images.gate.smem.limits import Card
 
-CaseVerdict = Literal["passed", "accepted", "failed", "unknown"]
 GateKind = Literal["smem", "numerics", "patches", "arch"]
 # The order in which they are run, and in which files list them.
 _ORDER = ("smem", "numerics", "patches", "arch")
@@ -33,19 +33,11 @@ _FAILED: dict[GateKind, tuple[type[errors.PipelineError], str, str]] = {
 _UNKNOWN = (errors.GateUnknown, "result is unknown", "results are unknown")
 
 
-def worst(verdicts: Sequence[CaseVerdict]) -> CaseVerdict:
-    """The verdict on all together; none at all is unknown."""
-    for verdict in ("failed", "unknown", "accepted"):
-        if verdict in verdicts:
-            return verdict
-    return "passed" if verdicts else "unknown"
-
-
 class EvidenceRow(Frozen):
     """One thing that was judged: a case, a patch, an object."""
 
     name: str
-    verdict: CaseVerdict
+    verdict: GateVerdict
     message: str = ""
     facts: dict[str, Any] = {}
 
@@ -55,7 +47,7 @@ class Evidence(Frozen):
 
     gate: GateKind
     arch: str
-    verdict: CaseVerdict
+    verdict: GateVerdict
     message: str = ""
     inputs: dict[str, Digest]  # beyond the image itself: case files, patches, wheels
     made_by: dict[str, str]  # versions, and digests of the judging code
@@ -74,8 +66,8 @@ class ImageGates(Frozen):
     results: list[Evidence]
 
     @property
-    def verdict(self) -> CaseVerdict:
-        return worst([result.verdict for result in self.results])
+    def verdict(self) -> GateVerdict:
+        return worst([result.verdict for result in self.results], "unknown")
 
 
 def gate_error(image: str, result: Evidence) -> errors.PipelineError | None:

@@ -18,15 +18,13 @@ from pipeline.artifacts.store.store import Store, read_own
 from pipeline.core.errors import StoreDamaged
 from pipeline.core.files import write_bytes
 from pipeline.core.model import Digest, Frozen, Name, Platform
+from pipeline.core.verdict import RunVerdict, TestVerdict, worst
 
 if TYPE_CHECKING:
     from pipeline.images.assemble.image import Built
 
 # `address`: a ladder of a server of which only the address is known, and no image
 RunKind: TypeAlias = Literal["start", "smoke", "address"]
-# `skipped`: this image or model does not have it; `unknown`: it has, and it could not be judged.
-TestVerdict: TypeAlias = Literal["passed", "failed", "unknown", "skipped"]
-RunVerdict: TypeAlias = Literal["passed", "failed", "unknown"]
 FILE = "runs.json"
 RESULT, EXCHANGES = OUTPUTS = ("smoke.json", "exchanges.jsonl")  # of a ladder; other each time
 MARK = "sm120_run"  # the field of a statement that tells runs from gates
@@ -62,10 +60,8 @@ class ImageRun(Frozen):
     @property
     def verdict(self) -> RunVerdict:
         """Counted from its tests; where nothing passed, nothing is known."""
-        verdicts = {test.verdict for test in self.tests}
-        if "failed" in verdicts:
-            return "failed"
-        return "passed" if "passed" in verdicts and "unknown" not in verdicts else "unknown"
+        judged = [test.verdict for test in self.tests if test.verdict != "skipped"]
+        return worst(judged, "unknown")
 
     @property
     def about(self) -> str:

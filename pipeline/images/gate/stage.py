@@ -18,17 +18,16 @@ from pipeline import __version__
 from pipeline.artifacts.containers.sandbox import find_sandbox
 from pipeline.core.errors import Interrupted, PipelineError
 from pipeline.core.model import canonical_json, sha256_of
+from pipeline.core.verdict import GateVerdict, worst
 from pipeline.images.assemble.image import Built
 from pipeline.images.gate import arch
 from pipeline.images.gate.evidence import (
-    CaseVerdict,
     Evidence,
     EvidenceRow,
     GateKind,
     ImageGates,
     gate_error,
     keep_evidence,
-    worst,
 )
 from pipeline.images.gate.files import gate_files
 from pipeline.images.gate.numerics import check_numbers, numeric_cases
@@ -48,7 +47,7 @@ _NO_FACTS: dict[str, Any] = {
 # Up to so many objects that one line of arch.yaml accepts are listed one by one.
 _FEW = 8
 # What a patch's state means for a build that holds it; every other state is a failure.
-_STATES: dict[str, CaseVerdict] = {
+_STATES: dict[str, GateVerdict] = {
     "needed": "passed",
     "unknown": "unknown",
     # series.yaml has the reason, as case files have that of a kernel over the limit
@@ -86,7 +85,7 @@ def run_smem(
     return GateRun(evidence, result.seconds, result=result)
 
 
-def _row(case: CaseResult | NumericsResult, verdict: CaseVerdict) -> EvidenceRow:
+def _row(case: CaseResult | NumericsResult, verdict: GateVerdict) -> EvidenceRow:
     facts = case.model_dump(mode="json", exclude=_NO_FACTS)
     return EvidenceRow(name=case.name, verdict=verdict, message=case.message, facts=facts)
 
@@ -104,7 +103,7 @@ def run_numerics(
     target = gate.target(gate.tree if unpatched else gate.patched(), card)
     numerics = check_numbers(target, chosen_cases(numeric_cases(gate), only))
     result = smem.model_copy(update={"numerics": numerics})
-    verdicts: dict[str, CaseVerdict] = {"right": "passed", "wrong": "failed"}
+    verdicts: dict[str, GateVerdict] = {"right": "passed", "wrong": "failed"}
     about = _about(gate, "numerics", card, result.engine_digest)
     about["made_by"] |= numerics.versions
     evidence = Evidence(
@@ -134,7 +133,7 @@ def run_patches(gate: ImageGate, card: Card) -> GateRun:
     ]
     # as published: every patch is judged on trees of its own, made from this one
     about = _about(gate, "patches", card, gate.tree.digest)
-    evidence = Evidence(**about, verdict=worst([row.verdict for row in rows]), rows=rows)
+    evidence = Evidence(**about, verdict=worst([row.verdict for row in rows], "unknown"), rows=rows)
     return GateRun(evidence, time.monotonic() - start)
 
 
@@ -175,7 +174,7 @@ def _arch_evidence(report: arch.ArchReport, inputs: dict[str, str]) -> Evidence:
             rows.append(EvidenceRow(name=name, verdict="accepted", message=message, facts=facts))
             continue
         for x in group:
-            good: CaseVerdict = "accepted" if x.accepted else "passed"
+            good: GateVerdict = "accepted" if x.accepted else "passed"
             facts = {
                 "sha256": x.sha256,
                 "code": sorted(map(str, x.facts.targets)),
@@ -186,7 +185,7 @@ def _arch_evidence(report: arch.ArchReport, inputs: dict[str, str]) -> Evidence:
                 },
                 "accepted_by": x.accepted,
             }
-            verdict: CaseVerdict = "failed" if x.failed else good
+            verdict: GateVerdict = "failed" if x.failed else good
             message = x.judgement.message
             rows.append(EvidenceRow(name=x.path, verdict=verdict, message=message, facts=facts))
     for glob in report.unmatched:
@@ -196,7 +195,7 @@ def _arch_evidence(report: arch.ArchReport, inputs: dict[str, str]) -> Evidence:
         gate="arch",
         arch=report.arch,
         # an image without any CUDA code is fit for every card
-        verdict=worst([row.verdict for row in rows] or ["passed"]),
+        verdict=worst([row.verdict for row in rows], "passed"),
         inputs=inputs,
         made_by={"sm120-pipeline": __version__, "reader": arch.reader_digest()},
         summary={**report.summary, "accepted without need": list(report.unused)},

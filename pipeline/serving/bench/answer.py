@@ -1,4 +1,4 @@
-"""Streamed answers, read byte by byte as they come: HTTP/1.1, chunks, server-sent events.
+"""Streamed answers, read byte by byte as they come: server-sent events.
 
 A `Connection` carries one request after another and hands over what it received and when; an
 `Answer` neither waits nor opens anything. It is the hot path of the client, some ten microseconds
@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from pipeline.core.net.framing import FramedAnswer, Malformed
 from pipeline.core.net.wire import Address
 
 if TYPE_CHECKING:
@@ -37,139 +38,38 @@ except ImportError:
 EVENT_LOOP: Literal["uvloop", "asyncio"] = "uvloop" if uvloop else "asyncio"
 JSON_READER: Literal["orjson", "json"] = "json" if _loads is json.loads else "orjson"
 
-_MOST_HEAD_BYTES = 1 << 16
 _MOST_LINE_BYTES = 1 << 22  # of one event
 _MOST_REFUSAL_BYTES = 2000
-_LONGEST_CHUNK_LINE = 1024
 _TAIL_CHARACTERS = 4000  # what `loops` reads
 _PIECES = 2048
-_HEX = frozenset(b"0123456789abcdefABCDEF")
-
-
-class Malformed(Exception):
-    """The answer is not what a server of this kind sends."""
 
 
 @dataclass(slots=True, eq=False)
-class BenchAnswer:
-    """What has come of one answer."""
+class BenchAnswer(FramedAnswer):
+    """What has come of one streamed answer."""
 
     keep_all: bool = False  # of its text, and not only the end
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    first_byte: float | None = None
     times: array[float] = field(default_factory=lambda: array("d"))  # of each event with text
     usage: dict[str, Any] | None = None
     finish: str = ""
     error: str = ""
     done: bool = False  # [DONE] was seen
-    whole: bool = False
-    reusable: bool = False  # its connection can carry another request
     characters: int = 0
     _pieces: list[str] = field(default_factory=list)
-    _rest: bytes = b""
     _event_rest: bytes = b""
     _is_begun: bool = False
-    _chunked: bool = False
-    _chunk_left: int = 0
-    _body_left: int | None = None
 
     @property
     def text(self) -> str:
         """All of it, or as much of its end as `loops` reads."""
         return "".join(self._pieces)
 
-    def feed(self, data: bytes, now: float) -> bool:
-        """Take what came; whether the answer is whole."""
-        if self._rest:
-            data, self._rest = self._rest + data, b""
-        at = 0
-        if not self.status:
-            at = self._read_head(data, now)
-            if not at:
-                return False
-        if not self._chunked:
-            data = data[at:] if at else data
-            if self._body_left is not None:
-                if len(data) > self._body_left:
-                    raise Malformed("bytes follow the end of the answer")
-                self._body_left -= len(data)
-            if data:
-                self._take(data, now)
-            self.whole = self._body_left == 0
-            return self.whole
-        size = len(data)
-        while at < size:
-            if left := self._chunk_left:
-                # a chunk is not waited for: what is there of it has its time now
-                end = min(at + left, size)
-                # its last two bytes end its line
-                if left > 2:
-                    self._take(data[at : min(end, at + left - 2)], now)
-                self._chunk_left, at = left - (end - at), end
-            else:
-                line_end = data.find(b"\r\n", at)
-                if line_end < 0:
-                    if size - at > _LONGEST_CHUNK_LINE:
-                        raise Malformed("a chunk of the answer has no size")
-                    self._rest = data[at:]
-                    return self.whole
-                digits = data[at:line_end].partition(b";")[0].strip()
-                # int() also takes signs and underscores
-                if not digits or len(digits) > 16 or not _HEX.issuperset(digits):
-                    raise Malformed("a chunk of the answer has no size")
-                length = int(digits, 16)
-                if length == 0:
-                    if size < line_end + 4:
-                        self._rest = data[at:]
-                        return self.whole
-                    self.whole = True
-                    # trailers that a server may add are none of an event stream
-                    if size > line_end + 4:
-                        raise Malformed("bytes follow the end of the answer")
-                    return self.whole
-                self._chunk_left = length + 2
-                at = line_end + 2
-        return self.whole
-
-    def ended(self) -> None:
-        """The connection ended: for an answer without a length that is its end."""
-        if self.status and not self._chunked and self._body_left is None:
-            self.whole = True
-
-    def _read_head(self, data: bytes, now: float) -> int:
-        if self.first_byte is None:
-            self.first_byte = now
-        end = data.find(b"\r\n\r\n")
-        if end < 0:
-            if len(data) > _MOST_HEAD_BYTES:
-                raise Malformed("the head of the answer is too long")
-            self._rest = data
-            return 0
-        first, *lines = data[:end].decode("latin-1").split("\r\n")
-        version, _, status = first.partition(" ")
-        if not version.startswith("HTTP/1.") or not status[:3].isdigit():
-            raise Malformed("the answer is not HTTP")
-        for line in lines:
-            name, _, value = line.partition(":")
-            self.headers[name.strip().lower()] = value.strip()
-        self.status = int(status[:3])
-        headers = self.headers
-        self._chunked = headers.get("transfer-encoding", "").lower() == "chunked"
-        length = headers.get("content-length", "")
-        if not self._chunked and length:
-            if not length.isdigit() or len(length) > 18:
-                raise Malformed("the length of the answer is no number")
-            self._body_left = int(length)
-        closes = headers.get("connection", "").lower() == "close" or version == "HTTP/1.0"
-        self.reusable = not closes and (self._chunked or self._body_left is not None)
-        kind = headers.get("content-type", "")
+    def begin(self) -> None:
+        kind = self.headers.get("content-type", "")
         if self.status == 200 and "text/event-stream" not in kind:
             raise Malformed(f"a stream was asked for, and the answer is {kind[:60] or 'no type'}")
-        return end + 4
 
-    def _take(self, data: bytes, now: float) -> None:
-        """A piece of the body."""
+    def take(self, data: bytes, now: float) -> None:
         if self.status != 200:
             if len(self.error) < _MOST_REFUSAL_BYTES:
                 self.error += data.decode(errors="replace")

@@ -39,7 +39,6 @@ MarkKind: TypeAlias = Literal[
     "retried",  # requests were refused at first
     "looping",  # answers that repeat themselves, where the workload allows it
     "not-drained",  # the server was still busy when the trial began
-    "sample-gaps",  # power or engine metrics are missing for part of the trial
     "behind-schedule",  # requests of a rate were sent late
     "events-together",  # several events in one read: the time between them is not known
     "repeated",  # a trial was void before, and was measured again

@@ -17,6 +17,7 @@ from pipeline.artifacts.attest.statement import stamp
 from pipeline.core import log
 from pipeline.core.errors import BenchNotMeasured, BenchUnanswered, RunInvalid, WorkloadInvalid
 from pipeline.core.model import sha256_of
+from pipeline.core.net import framing
 from pipeline.serving.bench import model, record
 from pipeline.serving.bench.answer import EVENT_LOOP, JSON_READER
 from pipeline.serving.bench.marks import TrialChecks, client_marks, sample_marks
@@ -362,6 +363,7 @@ def client_facts() -> model.ClientFacts:
     # a number names the code that measured it
     folder = Path(__file__).parent
     sources = sorted([*folder.glob("*.py"), *folder.glob("*.yaml")])
+    sources.append(Path(framing.__file__))  # that reads the answers
     return model.ClientFacts(
         version=__version__,
         digest=sha256_of(b"".join(path.read_bytes() for path in sources)),

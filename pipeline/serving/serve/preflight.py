@@ -11,13 +11,13 @@ from typing import TypeVar
 from pipeline.core import log
 from pipeline.core.errors import PreflightFailed
 from pipeline.core.known import Known, Unknown, then, unknown
+from pipeline.core.verdict import RuleResult, not_applicable, result, unknown_result
 from pipeline.hosts.facts.gather import gather_facts
 from pipeline.hosts.facts.model import Gpu, HostFacts
 from pipeline.hosts.facts.smi import read_memory_used
 from pipeline.hosts.facts.source import Capture
 from pipeline.hosts.rules.judge import driver_branch
 from pipeline.hosts.rules.judge import judge_cards as cards_answer
-from pipeline.hosts.rules.verdict import RuleResult, not_applicable, result
 from pipeline.images.gate.state import GateState
 from pipeline.serving.fit import placement
 from pipeline.serving.recipe.model import Recipe
@@ -111,7 +111,7 @@ def _check(
                 else:
                     yield from check(plan, machine)
             except _Missing as missing:
-                yield result(name, about, missing.why, "", "")
+                yield unknown_result(name, about, missing.why)
 
         CHECKS[name] = judged
         return judged
@@ -166,19 +166,20 @@ def weights(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResul
     where = plan.weights
     if where is None:
         fix = "Name their folder with --weights DIR."
-        yield result("weights", plan.recipe.name, False, "no folder is named", fix)
+        yield result("weights", plan.recipe.name, False, "no folder is named", fix, passed="")
         return
     fix = f"`sm120 weights verify {where.folder}` (--repair where it is damaged)."
     if plan.recipe.model.tiny and where.digest and where.place is None:
-        yield result("weights", "tiny model", True, "made on the spot", "")
+        yield result("weights", "tiny model", True, "", "", passed="made on the spot")
     elif where.proof is not None:
-        good, why = where.proof.good, where.proof.why
-        yield result("weights", str(where.folder), good, why, f"On that host: {fix}")
+        proof, subject = where.proof, str(where.folder)
+        fix = f"On that host: {fix}"
+        yield result("weights", subject, proof.good, proof.why, fix, passed=proof.why)
     elif where.file and not (where.folder / where.file).is_file():
         fix = "Name the folder that holds it with --weights DIR."
-        yield result("weights", where.file, False, f"is not in {where.folder}", fix)
+        yield result("weights", where.file, False, f"is not in {where.folder}", fix, passed="")
     elif where.place is None:
-        yield result("weights", str(where.folder), unknown("no lock is of these files"), "", "")
+        yield unknown_result("weights", str(where.folder), unknown("no lock is of these files"))
     else:
         check = check_by_receipt(where.place)
         damage = [finding.path for finding in check.findings if finding.damage]
@@ -309,8 +310,8 @@ def gate(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
         yield not_applicable("gate", "image", "the image names no gates")
     else:
         fix = f"`sm120 build {plan.recipe.image} --gate` judges it."
-        passed = plan.gates.state == "passed"
-        yield result("gate", plan.recipe.image or "", passed, plan.gates.message, fix)
+        good, why = plan.gates.state == "passed", plan.gates.message
+        yield result("gate", plan.recipe.image or "", good, why, fix, passed=why)
 
 
 @_check("host", of=("processor",), why="the recipe runs on any")

@@ -21,7 +21,7 @@ from pipeline.artifacts.oci.record import ImageRecord
 from pipeline.artifacts.store.store import Store, read_image_record
 from pipeline.core import errors, log
 from pipeline.core.model import Frozen, canonical_json, sha256_of
-from pipeline.hosts.rules.verdict import RuleResult
+from pipeline.core.verdict import RuleResult
 from pipeline.serving.recipe.container import LOOPBACK, container_name
 from pipeline.serving.recipe.launch import Launch
 from pipeline.serving.recipe.model import Recipe

@@ -12,9 +12,10 @@ from pipeline.artifacts.attest.statement import stamp
 from pipeline.core import log
 from pipeline.core.files import write_bytes
 from pipeline.core.model import canonical_json, sha256_of
+from pipeline.core.verdict import LadderVerdict, worst
 from pipeline.images.gate.runs import EXCHANGES, RESULT, ImageRun, RunTest
 from pipeline.serving.smoke.client import WAIT, Gone, NotOffered, Unsound
-from pipeline.serving.smoke.model import Check, Exchange, RungResult, SmokeResult, Verdict
+from pipeline.serving.smoke.model import Check, Exchange, RungResult, SmokeResult
 from pipeline.serving.smoke.rungs.answers import ANSWERS
 from pipeline.serving.smoke.rungs.first import FIRST
 from pipeline.serving.smoke.rungs.length import LENGTH
@@ -52,7 +53,7 @@ async def run_ladder(
         model=session.model or None,
         context_tokens=session.context_tokens,
         started=started,
-        verdict=_worst([r.verdict for r in results]),
+        verdict=worst([r.verdict for r in results], "skipped"),
         rungs=results,
         last_good=last_good,
         exchanges=len(session.client.exchanges),
@@ -67,7 +68,7 @@ async def _run_rung(session: SmokeSession, rung: Rung) -> RungResult:
     is_gone = False
     for spec in rung.checks(session):
         before = len(client.exchanges)
-        verdict: Verdict = "skipped"
+        verdict: LadderVerdict = "skipped"
         if is_gone:
             ever = any(exchange.status for exchange in client.exchanges)
             message = "the server no longer answers" if ever else "the server does not answer"
@@ -99,18 +100,11 @@ async def _run_rung(session: SmokeSession, rung: Rung) -> RungResult:
     return RungResult(
         name=rung.name,
         title=rung.title,
-        verdict=_worst(verdicts),
+        verdict=worst(verdicts, "skipped"),
         checks=checks,
         seconds=round(time.monotonic() - begin, 3),
         message=f"{first.name}: {first.message}" if first else message,
     )
-
-
-def _worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """Failed where one failed; skipped only where nothing else happened."""
-    if "failed" in verdicts:
-        return "failed"
-    return "passed" if "passed" in verdicts else "skipped"
 
 
 def exchanges_file(exchanges: Sequence[Exchange]) -> bytes:

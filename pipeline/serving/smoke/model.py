@@ -7,10 +7,10 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from pipeline.core.model import Count, Frozen, Stamp
+from pipeline.core.verdict import LadderVerdict
 from pipeline.serving.recipe.launch import context_of
 from pipeline.serving.recipe.model import Recipe, SmokeSpec
 
-Verdict: TypeAlias = Literal["passed", "failed", "skipped"]
 # `quality` needs a model that can think; `mechanics` is what any sound server guarantees.
 Kind: TypeAlias = Literal["quality", "mechanics"]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -88,7 +88,7 @@ class Check(Frozen):
 
     name: str
     kind: Kind
-    verdict: Verdict
+    verdict: LadderVerdict
     message: str
     evidence: list[Count] = []  # numbers of the exchanges that it looked at
 
@@ -98,7 +98,7 @@ class RungResult(Frozen):
 
     name: str
     title: str
-    verdict: Verdict
+    verdict: LadderVerdict
     checks: list[Check]
     seconds: float
     message: str = ""
@@ -111,7 +111,7 @@ class SmokeResult(Frozen):
     model: str | None
     context_tokens: Count | None
     started: Stamp
-    verdict: Verdict
+    verdict: LadderVerdict
     rungs: list[RungResult]
     last_good: str | None
     exchanges: Count

@@ -26,7 +26,7 @@ _MAKING_WAY = threading.Lock()
 def install_file(place: LockedFolder, partial: Path, pins: Sequence[FilePin]) -> None:
     """Move checked bytes to every name that they have."""
     first, *others = dict.fromkeys(place.file(pin) for pin in pins)
-    with os_errors_explained(first):
+    with os_errors_explained():
         first.parent.mkdir(parents=True, exist_ok=True)
         os.replace(partial, first)
         for other in others:
@@ -47,7 +47,7 @@ def link(place: LockedFolder, pin: FilePin) -> bool:
     name = place.name(pin)
     # relative, as the Hub's own client writes it: a cache can be moved
     target = os.path.relpath(place.file(pin), name.parent)
-    with os_errors_explained(name):
+    with os_errors_explained():
         if name.is_symlink() and str(name.readlink()) == target:
             return False
         name.parent.mkdir(parents=True, exist_ok=True)

@@ -18,13 +18,13 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, ValidationError
 
 from pipeline.core import log
 from pipeline.core.errors import DiskFull, StoreUnwritable, WeightsUnknown
-from pipeline.core.files import locked, os_errors_explained, read_plain, write_bytes
+from pipeline.core.files import change_file, os_errors_explained, read_plain
 from pipeline.core.model import Digest, Frozen, canonical_json, sha256_of
 from pipeline.core.sealed import Sealed
 from pipeline.weights.disk.hashing import (
@@ -90,8 +90,15 @@ def machine() -> str:
 def read_receipt(place: LockedFolder) -> dict[str, ReceiptEntry]:
     """Entries by path, each for the hash it names; none of a receipt that is damaged or foreign."""
     try:
-        receipt = Receipt.model_validate_json(read_plain(place.receipt_file, _MOST_BYTES) or b"")
-    except (OSError, ValidationError):
+        return _entries(read_plain(place.receipt_file, _MOST_BYTES) or b"")
+    except OSError:
+        return {}
+
+
+def _entries(data: bytes) -> dict[str, ReceiptEntry]:
+    try:
+        receipt = Receipt.model_validate_json(data)
+    except ValidationError:
         return {}
     # Inode numbers of another machine's disk mean nothing here. One for another lock is of use:
     # most files of a set stay the same when it is locked anew, and need not be read for that.
@@ -141,6 +148,13 @@ class ReceiptWriter:
         self._next_s = 0.0
         self._guard = threading.Lock()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        # also after a Ctrl-C: what was read or fetched before it need not be read again
+        self.add(at_once=True)
+
     def add(self, entries: Iterable[ReceiptEntry] = (), *, at_once: bool = False) -> None:
         """Write them, unless most of the time would go by with writing receipts."""
         with self._guard:
@@ -161,22 +175,24 @@ def keep_receipt(
     Rot on a disk changes no time and no inode: a file that is bad must not pass by its old entry.
     A receipt only saves time: where none can be written, that is reported and not an error.
     """
+
+    def change(data: bytes) -> bytes:
+        known = _entries(data)
+        for path in known.keys() & set(doubted):
+            # the marks stay: they tell a repair which blocks are still good
+            known[path] = known[path].model_copy(update={"identity": None})
+        known.update({entry.path: entry for entry in entries})
+        paths = {pin.path for pin in place.lock.files}
+        # files that the lock no longer has would otherwise be kept for ever
+        files = [known[path] for path in sorted(known) if path in paths]
+        done = Receipt(lock=place.lock.seal, machine=machine(), files=files).sealed()
+        text = json.dumps(done.model_dump(), sort_keys=True, ensure_ascii=False)
+        return text.encode() + b"\n"
+
     try:
         place.require_own_state()
-        if disk_time_ns(place) is None:
-            return
-        with locked(place.state / "receipt.lock"):
-            known = read_receipt(place)
-            for path in known.keys() & set(doubted):
-                # the marks stay: they tell a repair which blocks are still good
-                known[path] = known[path].model_copy(update={"identity": None})
-            known |= {entry.path: entry for entry in entries}
-            paths = {pin.path for pin in place.lock.files}
-            # files that the lock no longer has would otherwise be kept for ever
-            files = [known[path] for path in sorted(known) if path in paths]
-            done = Receipt(lock=place.lock.seal, machine=machine(), files=files).sealed()
-            text = json.dumps(done.model_dump(), sort_keys=True, ensure_ascii=False)
-            write_bytes(place.receipt_file, text.encode() + b"\n")
+        if disk_time_ns(place) is not None:
+            change_file(place.receipt_file, place.state / "receipt.lock", _MOST_BYTES, change)
     except (DiskFull, StoreUnwritable) as error:
         log.say(f"  no receipt is kept: {error}")
 
@@ -236,7 +252,7 @@ def files_here(
         else:
             unread.append((pin, pin))
     digests: dict[str, str] = {}
-    since_ns, writer = disk_time_ns(place) if unread else None, ReceiptWriter(place)
+    since_ns = disk_time_ns(place) if unread else None
 
     def check(file: tuple[FilePin, FilePin]) -> None:
         pin, like = file
@@ -253,11 +269,8 @@ def files_here(
     if unread:
         total = sum(like.size_bytes for _, like in unread)
         title = f"Checking {log.count(len(unread), 'file')} already here, {log.size(total)}"
-        try:
-            with log.step(title), log.progress("check", total) as bar:
-                hash_on_all_cores(check, unread, stop.set)
-        finally:  # what was read before a Ctrl-C need not be read again
-            writer.add(at_once=True)
+        with log.step(title), log.progress("check", total) as bar, ReceiptWriter(place) as writer:
+            hash_on_all_cores(check, unread, stop.set)
     right |= {pin.path for pin, _ in unread if digests.get(pin.path) == pin.want}
     wrong = {digests[p.path]: p for p, _ in unread if p.path in digests and p.path not in right}
     return right, wrong

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pipeline.core import log
 from pipeline.core.errors import DiskFull, SpecInvalid, StoreUnwritable
-from pipeline.core.files import free_bytes, is_free, locked, os_errors_explained
+from pipeline.core.files import free_bytes, locked, os_errors_explained
 from pipeline.core.model import Frozen
 from pipeline.core.net.http import NetClient
 from pipeline.weights.disk import receipt
@@ -41,29 +41,25 @@ def fetch_files(
     at a time works on a place; unless it `begins` a set, its lock is not kept for the next run.
     """
     place.require_own_state()
-    lock_file = place.state / "fetch.lock"
-    with os_errors_explained(lock_file):
-        # a lock that cannot be written is held by no process, and taking it will say why
-        if os.access(lock_file, os.W_OK) and not is_free(lock_file):
-            log.say("Another fetch is at work on this folder; waiting for it")
-    with locked(lock_file, stop=client.stop):
+    waiting = "Another fetch is at work on this folder; waiting for it"
+    with locked(place.state / "fetch.lock", stop=client.stop, waiting=waiting):
         # under the lock: another fetch may just have made it the folder of another set
         require_own_folder(place, pins)
         if begins:
             place.keep_lock(is_begun=True)
         right, wrong = receipt.files_here(place, pins, client.stop)
         todo = [pin for pin in pins if pin.path not in right]
-        for pin in todo:
+        for pin in pins:
+            if pin.path in right:
+                link(place, pin)
             # its bytes lie under the name of another file: nothing is fetched for it
-            if (other := wrong.get(pin.want)) is not None:
+            elif (other := wrong.get(pin.want)) is not None:
                 log.say(f"  {pin.path}: lies here as {other.path}")
-                with os_errors_explained(place.file(other)):
+                with os_errors_explained():
                     # as if just arrived: it is hashed once more, and gets its name as all others do
                     adopt(place.file(other), pin, place.partial_folder)
         if todo:
             _transfer(place, todo, Router(routes), client, options or Options())
-        for pin in pins:
-            link(place, pin)
         # partial files that no file of today's lock can become
         wants = {pin.want for pin in place.lock.files}
         for path in place.partial_folder.glob("*"):
@@ -159,8 +155,6 @@ def _transfer(
     missing = sum(partial.pin.size_bytes for partial in partials) - fetched
     require_space(place.root, missing)
 
-    writer = receipt.ReceiptWriter(place)
-
     def finish(partial: PartialFile) -> None:
         # Its last change is too fresh to tell it from one in the same tick of the clock. But a
         # write sets the mtime to now; so this sets it back to before the tick, by the disk's own
@@ -188,11 +182,9 @@ def _transfer(
 
     more = f" ({log.size(fetched)} are here already)" if fetched else ""
     title = f"Fetching {log.count(len(partials), 'file')}, {log.size(missing)}{more}"
-    with log.step(title), log.progress("weights", missing) as bar:
-        try:
-            WorkerPool(partials, router, client, options, bar, finish).run()
-        finally:
-            writer.add(at_once=True)
+    saved = receipt.ReceiptWriter(place)
+    with log.step(title), log.progress("weights", missing) as bar, saved as writer:
+        WorkerPool(partials, router, client, options, bar, finish).run()
 
 
 def require_space(root: Path, missing_bytes: int) -> None:

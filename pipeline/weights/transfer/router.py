@@ -190,18 +190,20 @@ class Router:
             rows = {name: why.removeprefix(f"{pin.path}: ") for name, why in rows.items()} | reasons
             text = "; ".join(f"{why} ({name})" for name, why in rows.items())
             error: PipelineError
+            has_login_hint = False
             if failure is not None and failure.error_type is not None:
                 error = failure.error_type(f"{pin.path}: {text}")
             elif failure is not None:
                 error = SourceUnreachable(f"{pin.path}: {text}", _NOT_DELIVERED)
             else:
                 # among equals the last, which is the Hub
-                every = [nothing.error for nothing in reversed(missing.values())]
-                first = next(e for kind in _MOST_USEFUL for e in every if isinstance(e, kind))
-                error = type(first)(f"{pin.path}: {text}" if len(rows) > 1 else str(first))
-                error.hint = first.hint
+                every = list(reversed(missing.values()))
+                first = next(n for kind in _MOST_USEFUL for n in every if isinstance(n.error, kind))
+                message = f"{pin.path}: {text}" if len(rows) > 1 else str(first.error)
+                error = type(first.error)(message)
+                error.hint, has_login_hint = first.error.hint, first.wants_login
             login = any(nothing.wants_login for nothing in missing.values())
-            if login and NEIGHBOUR_LOGIN not in error.hint:
+            if login and not has_login_hint:
                 error.hint = f"{error.hint} {NEIGHBOUR_LOGIN}"
             return error
 

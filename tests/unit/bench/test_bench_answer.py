@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from pipeline.serving.bench.answer import BenchAnswer, Malformed, loops
+from pipeline.core.net.framing import Malformed
+from pipeline.serving.bench.answer import BenchAnswer, loops
 from pipeline.serving.bench.stub import chunk, event, last_events
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -120,17 +121,33 @@ def test_an_error_in_the_stream_is_kept() -> None:
     assert answer.error == "out of memory"
 
 
+def test_a_note_that_an_answer_follows_is_not_the_answer() -> None:
+    note = b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n"
+    for size in (1, 7, 1000):
+        answer, data = BenchAnswer(), note + _WHOLE
+        for at in range(0, len(data), size):
+            answer.feed(data[at : at + size], float(at))
+        assert (answer.status, answer.whole, answer.first_byte) == (200, True, 0.0)
+        assert "link" not in answer.headers
+
+
 @pytest.mark.parametrize(
     "data",
     [
         b"SSH-2.0-OpenSSH\r\n\r\n",
         b"HTTP/1.1 abc\r\n\r\n",
+        b"HTTP/1.1 000\r\n\r\n",
+        b"HTTP/1.1 2\xb20 OK\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\n\r\n" + b"x" * 100_000,
         b"x" * 100_000,
         b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
         b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: ten\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: \xb2\r\n\r\n",
         _HEAD + b"-5\r\n",
         _HEAD + b"1_0\r\n",
         _HEAD + b"\r\n",
+        _HEAD + b"1" * 17 + b"\r\n",
+        _HEAD + b"0\r\n\r\nmore",
         _HEAD + b"x" * 5000,
         _HEAD + chunk(b"data: {\n\n"),
         _HEAD + chunk(b"data: []\n\n"),

@@ -9,8 +9,9 @@ import pytest
 
 from pipeline.app import gate as start
 from pipeline.artifacts.store.store import default_root, open_store
+from pipeline.core.verdict import TestVerdict
 from pipeline.evidence.statements.evidence_set import evidence_folder
-from pipeline.images.gate.runs import ImageRun, TestVerdict, read_runs
+from pipeline.images.gate.runs import ImageRun, read_runs
 from pipeline.images.spec.checkout import Checkout
 from tests.testbed.oci_door import Door
 from tests.unit.statements.test_runs import a_start

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from pipeline.cli.gate_tables import show_kernels, show_numbers
-from pipeline.images.gate.evidence import CaseVerdict
+from pipeline.core.verdict import GateVerdict
 from pipeline.images.gate.smem.results import CaseResult, GateResult
 from tests.unit.cli.test_show_numbers import result
 from tests.unit.gate.numerics.test_numerics import answer, computed, results
 from tests.unit.support import ROOT, Command
 
 
-def case(name: str, verdict: CaseVerdict, message: str = "", cached: bool = False) -> CaseResult:
+def case(name: str, verdict: GateVerdict, message: str = "", cached: bool = False) -> CaseResult:
     return CaseResult(
         gate="smem-all", name=name, stands_for=[], verdict=verdict, message=message, cached=cached
     )

@@ -46,7 +46,7 @@ def _running(server: ModelServer) -> Iterator[str]:
         loop.close()
 
 
-def test_a_tiny_server_climbs_to_the_top_and_the_result_is_json(
+def test_a_tiny_server_passes_every_rung_and_the_result_is_json(
     sm120: Command, tmp_path: Path
 ) -> None:
     with _running(ModelServer(can_count_only=True)) as url:
@@ -108,7 +108,7 @@ def test_a_baseline_is_recorded_and_held_against_the_same_server(
     assert (again.code, json.loads(again.out)["last_good"]) == (0, "speculation")
 
 
-def test_what_cannot_be_climbed_is_refused_before_anything_is_sent(
+def test_what_cannot_be_tested_is_refused_before_anything_is_sent(
     sm120: Command, tmp_path: Path
 ) -> None:
     assert sm120("smoke", "ftp://gpu1").error == "InputInvalid"
@@ -162,15 +162,15 @@ def test_what_was_typed_counts_before_the_plan_of_any_server() -> None:
     assert plan.served_tokens is None
 
 
-CLIMB = ("--no-quality", *SMALL, "--up-to", "first-answer")
+FIRST_RUNGS = ("--no-quality", *SMALL, "--up-to", "first-answer")
 
 
 @pytest.fixture
 def kept(sm120: Command, tmp_path: Path) -> Path:
-    """The folder of a climb of an address, with its signed statement."""
+    """The folder of a smoke test of an address, with its signed statement."""
     assert sm120("evidence", "new-key", "me").code == 0
     with _running(ModelServer(can_count_only=True)) as url:
-        done = sm120("smoke", url, *CLIMB, "--output", tmp_path / "kept")
+        done = sm120("smoke", url, *FIRST_RUNGS, "--output", tmp_path / "kept")
     assert done.code == 0, done.err
     assert f"{tmp_path / 'kept' / 'smoke.json.dsse.json'}, signed by me" in done.err
     return tmp_path / "kept"
@@ -188,22 +188,22 @@ def test_a_smoke_of_an_address_is_stated_with_what_nobody_knows_of_it(
         "verdict": "valid",
         "message": "these bytes",
     }
-    signature, subject, climb = stated["children"]
+    signature, subject, ladder = stated["children"]
     assert (signature["verdict"], subject["verdict"]) == ("valid", "valid")
-    assert climb["title"] == "smoke of an address"
-    judged = {node["title"]: node["verdict"] for node in climb["children"]}
+    assert ladder["title"] == "smoke of an address"
+    judged = {node["title"]: node["verdict"] for node in ladder["children"]}
     assert judged == dict.fromkeys(("image", "weights", "recipe"), "incomplete")
     assert sm120("verify", kept / "smoke.json").error == "EvidenceIncomplete"
 
 
 @pytest.mark.parametrize("name", ["smoke.json", "exchanges.jsonl"])
-def test_a_changed_file_of_a_stated_climb_is_broken(sm120: Command, kept: Path, name: str) -> None:
+def test_a_changed_file_of_a_stated_ladder_is_broken(sm120: Command, kept: Path, name: str) -> None:
     path = kept / name
     path.write_bytes(path.read_bytes().replace(b"127.0.0.1", b"127.0.0.2") + b" ")
     assert sm120("verify", kept).error == "EvidenceBroken"
 
 
-def test_a_climb_that_another_key_signed_is_not_believed(
+def test_a_smoke_test_that_another_key_signed_is_not_believed(
     sm120: Command, kept: Path, tmp_path: Path
 ) -> None:
     assert sm120("evidence", "new-key", "other", "--output", tmp_path / "usb").code == 0
@@ -212,7 +212,7 @@ def test_a_climb_that_another_key_signed_is_not_believed(
     assert sm120("verify", kept, "--trust", trust).error == "EvidenceBroken"
 
 
-def test_a_climb_whose_exchanges_are_gone_says_so(sm120: Command, kept: Path) -> None:
+def test_a_smoke_test_whose_exchanges_are_gone_says_so(sm120: Command, kept: Path) -> None:
     (kept / "exchanges.jsonl").unlink()
     ended = sm120("verify", kept)
     assert ended.error == "EvidenceIncomplete"
@@ -224,7 +224,7 @@ def test_a_smoke_of_an_address_without_a_folder_is_kept_in_the_store(
 ) -> None:
     fault = next(f for f in FAULTS if f.name == "content null")
     with _running(ModelServer(fault)) as url:
-        done = sm120("--store", tmp_path / "store", "smoke", url, *CLIMB)
+        done = sm120("--store", tmp_path / "store", "smoke", url, *FIRST_RUNGS)
     assert done.error == "SmokeFailed"
     (path,) = (tmp_path / "store" / "smoke").glob("*/smoke.json.dsse.json")
     assert f"statement: {path}, unsigned" in done.err
@@ -233,11 +233,11 @@ def test_a_smoke_of_an_address_without_a_folder_is_kept_in_the_store(
     assert "failed: first-answer: one answer" in ended.out
 
 
-def test_a_climb_is_shown_also_where_the_store_cannot_keep_it(
+def test_a_smoke_test_is_shown_also_where_the_store_cannot_keep_it(
     sm120: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "store").write_text("a file in the place of the store")
     with _running(ModelServer(can_count_only=True)) as url:
-        done = sm120("--store", tmp_path / "store", "smoke", url, *CLIMB)
+        done = sm120("--store", tmp_path / "store", "smoke", url, *FIRST_RUNGS)
     assert done.code == 0, done.err
     assert "Nothing is stated: " in done.err

@@ -34,7 +34,7 @@ def fault(name: str) -> Fault:
 
 
 class World(LiveRecipe):
-    """A climb of the recipe, and what is kept of it."""
+    """A smoke test of the recipe, and what is kept of it."""
 
     def smoke(self, *more: str) -> Ended:
         return self.sm120("smoke", "brainy", *SMALL, *more)
@@ -61,7 +61,7 @@ def world(sm120: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
         yield made
 
 
-def test_what_is_served_is_found_climbed_restarted_and_kept_with_its_digests(world: World) -> None:
+def test_what_is_served_is_found_tested_restarted_and_kept_with_its_digests(world: World) -> None:
     world.serve()
     result = world.smoke("--restart", "--json").json
     assert (result["verdict"], result["last_good"]) == ("passed", "memory")
@@ -86,7 +86,7 @@ def test_a_result_is_stated_of_the_image_with_what_else_ran(world: World) -> Non
     assert (run.verdict, run.last_good) == ("failed", "first-answer")
 
 
-def test_a_failed_climb_is_kept_with_its_reason(world: World) -> None:
+def test_a_failed_ladder_is_kept_with_its_reason(world: World) -> None:
     world.recipe(fallback="other")
     world.serve()
     world.engine.model.fault = fault("content null")
@@ -186,7 +186,7 @@ def test_a_rung_before_the_last_leaves_it_without_its_draft_model(world: World) 
     assert [row[2] for row in world.timeline()] == [True, False, None]
 
 
-def test_a_recipe_can_be_started_for_the_climb_and_is_stopped_after_it(
+def test_a_recipe_can_be_started_for_the_test_and_is_stopped_after_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = world.sm120.cwd / "recipes"
@@ -213,7 +213,7 @@ def test_what_is_not_served_is_said_with_the_commands_that_start_it(world: World
     assert world.attempts() == []
 
 
-def test_a_container_that_does_not_answer_or_is_of_another_image_is_not_climbed(
+def test_a_container_that_does_not_answer_or_is_of_another_image_is_not_tested(
     world: World,
 ) -> None:
     world.serve()
@@ -225,7 +225,7 @@ def test_a_container_that_does_not_answer_or_is_of_another_image_is_not_climbed(
     assert world.smoke().error == "ImageDiffers"
 
 
-def test_a_recipe_that_changed_since_it_was_served_is_not_climbed(world: World) -> None:
+def test_a_recipe_that_changed_since_it_was_served_is_not_tested(world: World) -> None:
     world.serve()
     world.recipe(summary="another one")
     ended = world.smoke()
@@ -233,7 +233,7 @@ def test_a_recipe_that_changed_since_it_was_served_is_not_climbed(world: World) 
     assert "has changed since it was served" in ended.err
 
 
-def test_a_climb_at_an_address_is_kept_where_a_recipe_is_named(world: World) -> None:
+def test_a_smoke_test_at_an_address_is_kept_where_a_recipe_is_named(world: World) -> None:
     world.engine.live.open()
     url = f"http://127.0.0.1:{world.engine.live.port}"
     words = ("smoke", url, *SMALL, "--up-to", "first-answer")

@@ -16,9 +16,10 @@ from pipeline.artifacts.attest.envelope import Envelope, enclose, read_envelope
 from pipeline.artifacts.attest.keys import make_private_key, write_key
 from pipeline.artifacts.store.store import Store, default_root, open_store
 from pipeline.core.errors import GateFailed
+from pipeline.core.verdict import GateVerdict
 from pipeline.evidence.statements.evidence_set import evidence_folder
 from pipeline.images.assemble.image import Built
-from pipeline.images.gate.evidence import CaseVerdict, Evidence, EvidenceRow, keep_evidence
+from pipeline.images.gate.evidence import Evidence, EvidenceRow, keep_evidence
 from pipeline.images.gate.stage import Staged
 from pipeline.images.spec.checkout import Checkout
 from tests.unit.support import Command, build_tiny, make_checkout, make_wheel, write_spec
@@ -417,7 +418,7 @@ def test_a_new_key_signs_no_image_that_the_checkout_no_longer_describes(
     assert all(not e.signatures for e in kept(built).values())
 
 
-def gate_evidence(verdict: CaseVerdict, gate: str = "smem") -> Evidence:
+def gate_evidence(verdict: GateVerdict, gate: str = "smem") -> Evidence:
     rows = [EvidenceRow(name="case-1", verdict=verdict, message="needs 106496 bytes")]
     given = {"gate": gate, "arch": "sm_120", "verdict": verdict, "inputs": {}, "made_by": {}}
     return Evidence.model_validate({**given, "rows": rows})
@@ -435,7 +436,7 @@ def test_gates_as_part_of_a_build_leave_what_they_found_good_or_bad(
     checkout: Checkout,
     sm120: Command,
     monkeypatch: pytest.MonkeyPatch,
-    verdict: CaseVerdict,
+    verdict: GateVerdict,
     unsigned: str,
     signed: str,
 ) -> None:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import re
 
+from tests.docs.packages import arrows, circle, modules, parts
 from tests.docs.pages import DOCS
-from tests.docs.rooms import arrows, circle, modules, parts
 
 PAGE = (DOCS / "architecture.md").read_text(encoding="utf-8")
 # the rows of the table of packages; test_pages.py compares their last column, the imports
-ROOMS = re.findall(r"^\| `pipeline/([\w/]+)` \|", PAGE, re.M)
+PACKAGES = re.findall(r"^\| `pipeline/([\w/]+)` \|", PAGE, re.M)
 
 
 def test_every_package_stands_on_the_page_once() -> None:
-    assert sorted(ROOMS) == sorted(arrows())
+    assert sorted(PACKAGES) == sorted(arrows())
 
 
 def test_a_package_imports_only_packages_above_it_in_the_table() -> None:
     back = [
-        f"{room} imports {other}"
-        for room, others in arrows().items()
+        f"{package} imports {other}"
+        for package, others in arrows().items()
         for other in others
-        if ROOMS.index(other) > ROOMS.index(room)
+        if PACKAGES.index(other) > PACKAGES.index(package)
     ]
     assert back == []
 

@@ -16,16 +16,16 @@ from pipeline.core.errors import (
     PipelineError,
     StoreDamaged,
 )
+from pipeline.core.verdict import GateVerdict
 from pipeline.images.gate.evidence import (
-    CaseVerdict,
     Evidence,
     EvidenceRow,
     GateKind,
+    ImageGates,
     evidence_path,
     gate_error,
     keep_evidence,
     read_evidence,
-    worst,
 )
 from pipeline.images.gate.smem.limits import CARDS, card_for
 from pipeline.images.gate.stage import ptxas_version
@@ -35,7 +35,7 @@ DIGEST, OTHER = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 
 
 def evidence(
-    gate: GateKind = "smem", verdict: CaseVerdict = "passed", arch: str = "sm_120"
+    gate: GateKind = "smem", verdict: GateVerdict = "passed", arch: str = "sm_120"
 ) -> Evidence:
     row = EvidenceRow(name="case-1", verdict=verdict, message="the kernel needs 106496 bytes")
     return Evidence(
@@ -125,7 +125,7 @@ def test_the_same_findings_give_the_same_bytes_whenever_they_were_made(store: St
     ],
 )
 def test_each_gate_has_its_own_ending(
-    gate: GateKind, verdict: CaseVerdict, kind: type[PipelineError]
+    gate: GateKind, verdict: GateVerdict, kind: type[PipelineError]
 ) -> None:
     error = gate_error(IMAGE, evidence(gate, verdict))
     assert type(error) is kind
@@ -162,10 +162,8 @@ def test_a_gate_that_could_not_begin_is_unknown_and_says_why() -> None:
 
 
 def test_nothing_at_all_is_unknown() -> None:
-    assert worst([]) == "unknown"
-    assert worst(["passed", "accepted"]) == "accepted"
-    assert worst(["accepted", "unknown", "failed"]) == "failed"
-    assert worst(["passed", "unknown", "accepted"]) == "unknown"
+    gates = ImageGates(image=IMAGE, platform=PLATFORM, image_digest=DIGEST, results=[])
+    assert gates.verdict == "unknown"
 
 
 def test_the_assembler_is_asked_for_its_version(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from pipeline.core.errors import (
     PromiseBroken,
 )
 from pipeline.core.known import unknown
+from pipeline.core.verdict import RuleResult
 from pipeline.hosts.facts.drift import Difference
 from pipeline.hosts.fleet.promised import DriverPromise, Promised, Roles, read_promised
 from pipeline.hosts.fleet.remote import Remote, Unreached
@@ -46,7 +47,6 @@ from pipeline.hosts.probes.runner import ProbeRow
 from pipeline.hosts.promises import host as every_host
 from pipeline.hosts.promises import run
 from pipeline.hosts.promises.run import judge_promises
-from pipeline.hosts.rules.verdict import RuleResult
 from tests.unit.hosts.fake_host import LOCAL, FakeHost, program
 from tests.unit.hosts.machines import DATA, blackwell, facts, h200
 

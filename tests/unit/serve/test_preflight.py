@@ -9,11 +9,11 @@ import pytest
 
 from pipeline.core.errors import PreflightFailed
 from pipeline.core.known import Unknown, unknown
+from pipeline.core.verdict import RuleResult
 from pipeline.hosts.facts.capture import PCI
 from pipeline.hosts.facts.gather import gather_facts
 from pipeline.hosts.facts.smi import read_memory_used
 from pipeline.hosts.facts.source import Capture
-from pipeline.hosts.rules.verdict import RuleResult
 from pipeline.images.gate.state import GateState
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.recipe.find import Recipes

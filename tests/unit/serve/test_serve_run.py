@@ -158,7 +158,7 @@ def test_a_disk_that_is_full_at_the_end_takes_neither_the_result_nor_the_reason(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("stopped")])
-def test_a_climb_that_is_stopped_is_kept_in_the_same_words(
+def test_a_smoke_test_that_is_stopped_is_kept_in_the_same_words(
     store: Store, error: BaseException
 ) -> None:
     with (

@@ -67,6 +67,14 @@ def test_a_note_that_an_answer_follows_is_not_the_answer() -> None:
     assert (raw.status, raw.data) == (200, b"hello")
 
 
+def test_what_follows_the_answer_on_a_connection_that_ends_is_not_looked_at() -> None:
+    assert _sent([OK + b"Content-Length: 5\r\n\r\nhello", b" and more"]).data == b"hello"
+    assert _sent([OK + b"Content-Length: 5\r\n\r\nhello and more"]).data == b"hello"
+    chunked = OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n"
+    assert _sent([chunked]).data == b"hello"
+    assert _sent([chunked + b"X-Trailer: 1\r\n\r\n"]).data == b"hello"
+
+
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
@@ -74,6 +82,8 @@ def test_a_note_that_an_answer_follows_is_not_the_answer() -> None:
         ([OK + b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\nhe"], "ended in mid-answer"),
         ([OK + b"Transfer-Encoding: chunked\r\n\r\n", b"-1\r\n"], "has no size"),
         ([OK + b"Transfer-Encoding: chunked\r\n\r\n", b"FFFFFFFF\r\n"], "larger than"),
+        ([OK + b"Transfer-Encoding: chunked\r\n\r\n", b"0" * 17 + b"\r\n"], "than any answer"),
+        ([OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1" * 70_000], "size without end"),
         ([OK + b"Content-Length: 20000\r\n\r\n", b"x" * 20000], "larger than"),
         ([OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 700], "larger than"),
         ([OK + b"Content-Length: x\r\n\r\n"], "states a length of"),

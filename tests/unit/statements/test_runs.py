@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from pipeline.artifacts.attest.envelope import enclose
 from pipeline.artifacts.attest.keys import LocalSigner, make_private_key
 from pipeline.core.errors import RecordInvalid, StoreDamaged
+from pipeline.core.verdict import TestVerdict
 from pipeline.evidence.statements.evidence_set import (
     NAME,
     read_set,
@@ -26,14 +27,7 @@ from pipeline.evidence.statements.stated import (
     sign_stated,
     state_image,
 )
-from pipeline.images.gate.runs import (
-    ImageRun,
-    RunTest,
-    TestVerdict,
-    keep_runs,
-    read_runs,
-    runs_path,
-)
+from pipeline.images.gate.runs import ImageRun, RunTest, keep_runs, read_runs, runs_path
 from tests.unit.verify.world import World, make_world
 
 DIGEST = "sha256:" + "a" * 64
@@ -79,8 +73,8 @@ def test_a_later_run_takes_the_place_of_its_like_and_of_no_other(run_world: Worl
     }
 
 
-def a_climb(*verdicts: TestVerdict, weights: str = DIGEST, exchanges: str = "1") -> ImageRun:
-    """A climb with one check on each rung, as far as there are verdicts."""
+def a_run_of(*verdicts: TestVerdict, weights: str = DIGEST, exchanges: str = "1") -> ImageRun:
+    """A run with one check on each rung, as far as there are verdicts."""
     rungs = ["first", "answers", "streams"][: len(verdicts)]
     tests = [
         RunTest(name=f"{rung}: it", verdict=verdict)
@@ -92,14 +86,16 @@ def a_climb(*verdicts: TestVerdict, weights: str = DIGEST, exchanges: str = "1")
     return ImageRun(kind="smoke", recipe="tiny-cpu", last_good=last, inputs=inputs, tests=tests)
 
 
-LONG = a_climb("passed", "passed", "passed")
-SHORT = a_climb("passed", exchanges="2")
+LONG = a_run_of("passed", "passed", "passed")
+SHORT = a_run_of("passed", exchanges="2")
 
 
 @pytest.mark.parametrize(
-    "longer", [LONG, a_climb("passed", "failed"), a_climb("passed", "unknown", "passed")]
+    "longer", [LONG, a_run_of("passed", "failed"), a_run_of("passed", "unknown", "passed")]
 )
-def test_a_shorter_climb_leaves_what_a_longer_one_found(run_world: World, longer: ImageRun) -> None:
+def test_a_shorter_ladder_leaves_what_a_longer_one_found(
+    run_world: World, longer: ImageRun
+) -> None:
     keep_runs(run_world.store, run_world.built, [longer])
     keep_runs(run_world.store, run_world.built, [SHORT])
     assert kept(run_world) == [longer]
@@ -108,16 +104,16 @@ def test_a_shorter_climb_leaves_what_a_longer_one_found(run_world: World, longer
 @pytest.mark.parametrize(
     ("before", "later"),
     [
-        (LONG, a_climb("failed")),
-        (LONG, a_climb("passed", "failed")),
-        (LONG, a_climb("passed", weights="sha256:" + "b" * 64)),
+        (LONG, a_run_of("failed")),
+        (LONG, a_run_of("passed", "failed")),
+        (LONG, a_run_of("passed", weights="sha256:" + "b" * 64)),
         (SHORT, LONG),
-        (a_climb("failed"), SHORT),
-        (LONG, a_climb("passed", "passed", "passed", exchanges="3")),
+        (a_run_of("failed"), SHORT),
+        (LONG, a_run_of("passed", "passed", "passed", exchanges="3")),
     ],
     ids=["fails", "fails later", "other weights", "longer", "mended", "again"],
 )
-def test_a_later_climb_that_fails_or_says_as_much_counts(
+def test_a_later_ladder_that_fails_or_says_as_much_counts(
     run_world: World, before: ImageRun, later: ImageRun
 ) -> None:
     keep_runs(run_world.store, run_world.built, [before])
@@ -199,7 +195,7 @@ LIES: dict[str, dict[str, Any]] = {
     "a success of nothing": {"passedTests": [], "failedTests": []},
     "in-toto's field alone": {"result": "PASSED"},
     "a rung that failed": {"sm120_lastGood": "streams"},
-    "a rung that was not climbed": {"sm120_lastGood": "memory"},
+    "a rung that was not run": {"sm120_lastGood": "memory"},
     "a start with a recipe": {"sm120_run": "start"},
     "another kind of run": {"sm120_run": "benchmark"},
     "a field that nobody knows": {"sm120_more": 1},
@@ -262,12 +258,12 @@ def test_a_planted_run_is_not_signed(run_world: World) -> None:
 
 
 def an_address() -> dict[str, Any]:
-    """A climb of an address, as it is stated."""
+    """A smoke test of an address, as it is stated."""
     run = a_ladder().model_copy(update={"kind": "address", "recipe": None})
     return run_predicate(ImageRun.model_validate(run.model_dump()))
 
 
-def test_a_climb_of_an_address_states_that_image_weights_and_recipe_are_not_known() -> None:
+def test_a_ladder_of_an_address_states_that_image_weights_and_recipe_are_not_known() -> None:
     result = read_run_result(an_address())
     assert result.behind is not None
     assert set(result.behind) == {"image", "weights", "recipe"}
@@ -276,7 +272,7 @@ def test_a_climb_of_an_address_states_that_image_weights_and_recipe_are_not_know
 
 
 @pytest.mark.parametrize("name", ["image", "weights", "recipe", None])
-def test_a_climb_of_an_address_that_leaves_out_what_it_does_not_know_is_refused(
+def test_a_ladder_of_an_address_that_leaves_out_what_it_does_not_know_is_refused(
     name: str | None,
 ) -> None:
     predicate = an_address()
@@ -288,7 +284,7 @@ def test_a_climb_of_an_address_that_leaves_out_what_it_does_not_know_is_refused(
         read_run_result(predicate)
 
 
-def test_a_climb_of_a_recipe_cannot_say_that_it_is_of_an_address() -> None:
+def test_a_ladder_of_a_recipe_cannot_say_that_it_is_of_an_address() -> None:
     behind = {"sm120_behind": an_address()["sm120_behind"]}
     with pytest.raises(RecordInvalid, match="not known"):
         read_run_result({**run_predicate(a_ladder()), **behind})

@@ -148,6 +148,25 @@ def test_a_thread_that_waits_for_a_lock_can_be_stopped(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("can_stop", [True, False])
+def test_who_has_to_wait_for_a_lock_says_so_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], can_stop: bool
+) -> None:
+    path, stop, entered = tmp_path / "lock", threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with locked(path, stop=stop if can_stop else None, waiting="waits for the other"):
+            entered.set()
+
+    with locked(path, waiting="waits for nobody"):
+        second = threading.Thread(target=wait, daemon=True)
+        second.start()
+        assert not entered.wait(0.3)
+    assert entered.wait(20)
+    second.join()
+    assert capsys.readouterr().err == "waits for the other\n"
+
+
 def test_readers_share_a_lock(tmp_path: Path) -> None:
     with locked(tmp_path / "lock", shared=True), locked(tmp_path / "lock", shared=True):
         assert not is_free(tmp_path / "lock")

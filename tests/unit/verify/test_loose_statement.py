@@ -12,13 +12,13 @@ from pipeline.artifacts.attest.envelope import enclose
 from pipeline.artifacts.attest.keys import LocalSigner, make_private_key
 from pipeline.artifacts.attest.names import CYCLONEDX, PROVENANCE, REBUILD, SPDX, TEST_RESULT
 from pipeline.artifacts.attest.statement import make_statement
-from pipeline.evidence.verify.chain import Judge, judge_statement
+from pipeline.evidence.verify.chain import VerifyContext, judge_statement
 from pipeline.evidence.verify.evidence import EvidenceItem, read_item
 from pipeline.evidence.verify.verdict import Verdict
 from tests.unit.verify.world import NOW, World, make_world, trust_in, trusted
 
 KEY = make_private_key()
-BY = Judge(trust_in(trusted(KEY)), None, NOW)
+BY = VerifyContext(trust_in(trusted(KEY)), None, NOW)
 DIGEST = "sha256:" + "a" * 64
 
 

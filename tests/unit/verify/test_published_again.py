@@ -22,7 +22,7 @@ from pipeline.evidence.publish.evidence import EvidenceBundle, Naming, plan_nami
 from pipeline.evidence.publish.publish import plan_upload
 from pipeline.evidence.statements.image import image_statements
 from pipeline.evidence.verify.artifact import open_layout
-from pipeline.evidence.verify.chain import Judge, judge_attached
+from pipeline.evidence.verify.chain import VerifyContext, judge_attached
 from pipeline.evidence.verify.evidence import attached_in
 from pipeline.evidence.verify.naming import TagMemory
 from pipeline.evidence.verify.verdict import Node, Verdict, show
@@ -88,8 +88,8 @@ def test_so_does_a_layout_that_was_pulled_with_both(site: Site) -> None:
     plan = plan_pull(repository, repository.manifest("v1"), with_evidence=True)
     pull_layout(repository, plan, folder)
     opened = open_layout(folder)
-    judge = Judge(site.world.trust, site.world.checkout, NOW)
-    node = judge_attached(opened, attached_in(folder, opened.digest), judge).node
+    context = VerifyContext(site.world.trust, site.world.checkout, NOW)
+    node = judge_attached(opened, attached_in(folder, opened.digest), context).node
     assert node.verdict is Verdict.VALID, show(node)
 
 

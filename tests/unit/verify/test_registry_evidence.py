@@ -52,7 +52,7 @@ from pipeline.evidence.publish.publish import (
     push_with_evidence,
 )
 from pipeline.evidence.verify.artifact import open_layout
-from pipeline.evidence.verify.chain import Judge, judge_attached, judge_remote
+from pipeline.evidence.verify.chain import VerifyContext, judge_attached, judge_remote
 from pipeline.evidence.verify.evidence import attached_in
 from pipeline.evidence.verify.remote import open_remote
 from pipeline.evidence.verify.verdict import Node, Verdict, show, verdict_error
@@ -104,8 +104,8 @@ class Site:
 
     def judge_by(self, trust: Trust | None, name: str = ":v1", **more: Any) -> Node:
         asked = parse_reference(f"{self.door.host_port}/{NAME}{name}")
-        judge = Judge(trust, self.world.checkout, NOW, jobs=2, **more)
-        return judge_remote(open_remote(self.repository, asked, None), judge).node
+        context = VerifyContext(trust, self.world.checkout, NOW, jobs=2, **more)
+        return judge_remote(open_remote(self.repository, asked, None), context).node
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -203,8 +203,8 @@ def test_a_pulled_layout_verifies_without_the_registry(site: Site) -> None:
     pull_layout(repository, plan_pull(repository, root, with_evidence=True), folder)
     site.tiny.manifests.clear()
     opened = open_layout(folder)
-    judge = Judge(site.world.trust, site.world.checkout, NOW)
-    node = judge_attached(opened, attached_in(folder, opened.digest), judge).node
+    context = VerifyContext(site.world.trust, site.world.checkout, NOW)
+    node = judge_attached(opened, attached_in(folder, opened.digest), context).node
     assert node.verdict is Verdict.VALID, show(node)
     assert any("image signature" in child.title for child in node.children)
 

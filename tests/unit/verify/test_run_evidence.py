@@ -11,12 +11,13 @@ import pytest
 from pipeline.artifacts.attest.envelope import Envelope, enclose
 from pipeline.artifacts.attest.keys import LocalSigner
 from pipeline.core.model import sha256_of
+from pipeline.core.verdict import TestVerdict
 from pipeline.evidence.statements.results import read_run_result, run_predicate, run_statements
-from pipeline.evidence.verify.chain import Judge, judge_statement
+from pipeline.evidence.verify.chain import VerifyContext, judge_statement
 from pipeline.evidence.verify.evidence import read_item
 from pipeline.evidence.verify.verdict import Node, Verdict
 from pipeline.evidence.verify.walk import judge_image_run, judge_results
-from pipeline.images.gate.runs import ImageRun, TestVerdict
+from pipeline.images.gate.runs import ImageRun
 from tests.unit.statements.test_runs import a_ladder, a_start
 from tests.unit.verify.world import NOW, WHEN, World, make_world, sign_bytes
 
@@ -113,11 +114,11 @@ def test_a_start_does_not_replace_a_gate(world: World) -> None:
 
 
 def test_a_run_alone_is_judged_by_its_form_and_verdict(world: World) -> None:
-    judge = Judge(world.trust, None, NOW)
+    context = VerifyContext(world.trust, None, NOW)
     item = read_item("run", stated(world, a_start()).dump())
-    assert judge_statement(item, judge).node.verdict is Verdict.INCOMPLETE
+    assert judge_statement(item, context).node.verdict is Verdict.INCOMPLETE
     item = read_item("run", stated(world, a_start("failed")).dump())
-    assert judge_statement(item, judge).node.verdict is Verdict.BROKEN
+    assert judge_statement(item, context).node.verdict is Verdict.BROKEN
 
 
 @pytest.mark.parametrize(

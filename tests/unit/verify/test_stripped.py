@@ -25,12 +25,13 @@ from pipeline.artifacts.attest.statement import Moment, make_statement
 from pipeline.artifacts.registry.pull import plan_pull, pull_layout
 from pipeline.artifacts.registry.referrers import fallback_tag
 from pipeline.core.model import canonical_json, sha256_of
+from pipeline.core.verdict import GateVerdict
 from pipeline.evidence.publish.evidence import EvidenceBundle
 from pipeline.evidence.publish.publish import plan_upload
 from pipeline.evidence.statements.evidence_set import NAME as SET
 from pipeline.evidence.statements.results import gate_statements
 from pipeline.evidence.verify.artifact import open_layout
-from pipeline.evidence.verify.chain import Judge, judge_attached
+from pipeline.evidence.verify.chain import VerifyContext, judge_attached
 from pipeline.evidence.verify.evidence import (
     AttachedBlob,
     AttachedEvidence,
@@ -39,7 +40,7 @@ from pipeline.evidence.verify.evidence import (
     read_item,
 )
 from pipeline.evidence.verify.verdict import Node, Verdict, show
-from pipeline.images.gate.evidence import CaseVerdict, ImageGates
+from pipeline.images.gate.evidence import ImageGates
 from tests.makers import AMD64
 from tests.testbed.oci_door import oci_door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
@@ -56,7 +57,7 @@ FORMS: tuple[Form, ...] = ("registry", "layout", "folder")
 
 def result(
     world: World,
-    verdict: CaseVerdict,
+    verdict: GateVerdict,
     card: str = "sm_120",
     key: PrivateKey | None = None,
     when: Moment = WHEN,
@@ -126,8 +127,8 @@ class Places:
         root = repository.manifest("v1")
         pull_layout(repository, plan_pull(repository, root, with_evidence=True), folder)
         opened = open_layout(folder)
-        judge = Judge(self.site.world.trust, self.site.world.checkout, NOW)
-        return judge_attached(opened, attached_in(folder, opened.digest), judge).node
+        context = VerifyContext(self.site.world.trust, self.site.world.checkout, NOW)
+        return judge_attached(opened, attached_in(folder, opened.digest), context).node
 
     def _folder(self, shown: Envelopes) -> Node:
         folder = self.site.folder / "records"
@@ -386,7 +387,7 @@ def test_a_name_by_cosign_alone_does_not_vouch_for_evidence(places: Places, worl
     ],
 )
 def test_a_card_that_the_image_is_not_for_decides_nothing(
-    world: World, card: str, verdict: CaseVerdict, wanted: Verdict
+    world: World, card: str, verdict: GateVerdict, wanted: Verdict
 ) -> None:
     """Somebody was curious about another card; publishing does not count it either."""
     node = world.walk(world.with_set({**world.envelopes(), "x": result(world, verdict, card)})).node
@@ -406,7 +407,7 @@ def test_no_selection_of_all_that_was_ever_signed_makes_a_failed_image_valid(
     given = ("x.example/y:v1", LocalSigner(world.key), NOW, sha256_of(newer[SET].payload))
     name = signature_attachment(world.built.digest, *given)
     signed = AttachedBlob("name", name.media_type, name.data, name.annotations[SIGNATURE_NOTE])
-    judge = Judge(world.trust, world.checkout, NOW)
+    context = VerifyContext(world.trust, world.checkout, NOW)
     seen = set()
     read = cache(lambda data: read_item("", data))  # many times the same bytes
     for _ in range(200):
@@ -415,7 +416,7 @@ def test_no_selection_of_all_that_was_ever_signed_makes_a_failed_image_valid(
             chosen = [*older.values(), *dice.sample(chosen, dice.randint(0, min(3, len(chosen))))]
         items = [replace(read(e.dump()), name=str(i)) for i, e in enumerate(chosen)]
         attached = AttachedEvidence(items=items, signatures=[signed])
-        seen.add(judge_attached(world.artifact, attached, judge).node.verdict)
+        seen.add(judge_attached(world.artifact, attached, context).node.verdict)
     assert seen == {Verdict.BROKEN}
     good = AttachedEvidence([read_item(k, e.dump()) for k, e in older.items()])
-    assert judge_attached(world.artifact, good, judge).node.verdict is Verdict.VALID
+    assert judge_attached(world.artifact, good, context).node.verdict is Verdict.VALID

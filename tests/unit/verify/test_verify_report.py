@@ -12,7 +12,7 @@ import pytest
 from pipeline.artifacts.attest.envelope import SUFFIX, enclose
 from pipeline.artifacts.attest.keys import LocalSigner, PrivateKey, make_private_key
 from pipeline.core.errors import NumberChanged
-from pipeline.evidence.verify.chain import Judge
+from pipeline.evidence.verify.chain import VerifyContext
 from pipeline.evidence.verify.evidence import beside, gather_envelopes
 from pipeline.evidence.verify.runs import RunInputs, judge_report
 from pipeline.evidence.verify.verdict import Node, Verdict, show, verdict_error
@@ -27,7 +27,7 @@ from tests.unit.bench.example_run import FOLDER
 from tests.unit.verify.world import NOW, WHEN, trust_in, trusted
 
 KEY = make_private_key()
-JUDGE = Judge(trust_in(trusted(KEY)), None, NOW)
+JUDGE = VerifyContext(trust_in(trusted(KEY)), None, NOW)
 
 
 @pytest.fixture

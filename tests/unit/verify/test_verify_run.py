@@ -19,7 +19,7 @@ from pipeline.artifacts.attest.statement import make_statement
 from pipeline.artifacts.oci.layout import export_layout
 from pipeline.core.errors import NumberChanged
 from pipeline.core.model import canonical_json, sha256_of
-from pipeline.evidence.verify.chain import Judge
+from pipeline.evidence.verify.chain import VerifyContext
 from pipeline.evidence.verify.evidence import gather_envelopes
 from pipeline.evidence.verify.runs import RunInputs, judge_bench_run
 from pipeline.evidence.verify.verdict import Node, Verdict, how_to_add_facts, show, verdict_error
@@ -63,11 +63,13 @@ def _sign(folder: Path, key: PrivateKey | None = KEY) -> None:
     (folder / f"{RUN_FILE}{SUFFIX}").write_bytes(envelope.dump())
 
 
-def _judged(folder: Path, world: World, judge: Judge | None = None) -> Node:
-    judge = judge or Judge(trust_in(trusted(KEY, "bench"), trusted(world.key)), world.checkout, NOW)
+def _judged(folder: Path, world: World, context: VerifyContext | None = None) -> Node:
+    context = context or VerifyContext(
+        trust_in(trusted(KEY, "bench"), trusted(world.key)), world.checkout, NOW
+    )
     statements = sorted(folder.glob(f"*{SUFFIX}"))
     behind = RunInputs(world.store, [folder, folder.parent])
-    return judge_bench_run(folder, gather_envelopes(statements), judge, behind).node
+    return judge_bench_run(folder, gather_envelopes(statements), context, behind).node
 
 
 def _find(node: Node, title: str) -> Node:
@@ -137,7 +139,7 @@ def test_a_key_that_is_trusted_for_another_kind_does_not_vouch_for_facts(
     )
     believed = trusted(other, "reporter", **{"for": [predicate_kind(kind)]})
     trust = trust_in(trusted(KEY, "bench"), trusted(world.key), believed)
-    facts = _find(_judged(folder, world, Judge(trust, world.checkout, NOW)), "host facts")
+    facts = _find(_judged(folder, world, VerifyContext(trust, world.checkout, NOW)), "host facts")
     assert facts.verdict is Verdict.BROKEN
     assert facts.culprit().message == (
         f"is a statement of the kind {predicate_kind(kind)}, not host-facts"
@@ -278,8 +280,8 @@ def test_an_edited_envelope_is_broken(folder: Path, world: World) -> None:
 
 
 def test_without_a_trust_file_nothing_is_valid(folder: Path, world: World) -> None:
-    judge = Judge(None, world.checkout, NOW)
-    assert _judged(folder, world, judge).verdict is Verdict.INCOMPLETE
+    context = VerifyContext(None, world.checkout, NOW)
+    assert _judged(folder, world, context).verdict is Verdict.INCOMPLETE
 
 
 def test_the_same_values_in_other_bytes_are_noticed(folder: Path, world: World) -> None:
@@ -335,8 +337,10 @@ def test_a_layout_beside_the_run_stands_in_for_the_store(
     export_layout(world.store, world.built.record, layout)
     if not is_whole:
         (layout / "blobs" / "sha256" / (world.artifact.layers or ("",))[0][7:]).unlink()
-    judge = Judge(trust_in(trusted(KEY, "bench"), trusted(world.key)), world.checkout, NOW)
-    walked = judge_bench_run(folder, [], judge, RunInputs(None, [layout]))
+    context = VerifyContext(
+        trust_in(trusted(KEY, "bench"), trusted(world.key)), world.checkout, NOW
+    )
+    walked = judge_bench_run(folder, [], context, RunInputs(None, [layout]))
     image = _find(walked.node, "image layout")
     assert (image.verdict is Verdict.BROKEN) is not is_whole
     assert ("layer 1 of 4" in image.message) is not is_whole

@@ -15,7 +15,7 @@ from pipeline.artifacts.attest.keys import LocalSigner, make_private_key
 from pipeline.artifacts.attest.names import EVIDENCE_SET, HOST_FACTS, REPORT, predicate_kind
 from pipeline.artifacts.attest.statement import make_statement
 from pipeline.artifacts.attest.trust import OwnKeys, Trust
-from pipeline.evidence.verify.chain import Judge
+from pipeline.evidence.verify.chain import VerifyContext
 from pipeline.evidence.verify.evidence import read_item
 from pipeline.evidence.verify.verdict import Node, Verdict
 from pipeline.evidence.verify.weights import judge_weights
@@ -30,7 +30,7 @@ from tests.unit.verify.world import NOW, trust_in, trusted
 
 LARGE = {"model.safetensors": b"weights" * 1000, "sub dir/b.safetensors": b"more"}
 KEY, OTHER = make_private_key(), make_private_key()
-BY = Judge(trust_in(trusted(KEY)), None, NOW)
+BY = VerifyContext(trust_in(trusted(KEY)), None, NOW)
 FILES = len(SMALL) + len(LARGE)
 
 
@@ -45,8 +45,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LockedFolder:
     return place
 
 
-def judged(place: LockedFolder, judge: Judge = BY, **changes: Any) -> dict[str, Node]:
-    walked = judge_weights(place, [], [], replace(judge, **changes))
+def judged(place: LockedFolder, context: VerifyContext = BY, **changes: Any) -> dict[str, Node]:
+    walked = judge_weights(place, [], [], replace(context, **changes))
     assert walked.node.title == f"tiny {set_digest(place.lock)}"
     return {node.title: node for node in walked.node.children}
 

@@ -15,12 +15,13 @@ from pipeline.artifacts.attest.keys import LocalSigner, key_id
 from pipeline.artifacts.attest.names import REPORT, WEIGHTS
 from pipeline.artifacts.attest.statement import make_statement
 from pipeline.artifacts.attest.trust import OwnKeys
+from pipeline.core.verdict import GateVerdict
 from pipeline.evidence.statements.results import gate_statements
 from pipeline.evidence.verify.artifact import open_file
 from pipeline.evidence.verify.evidence import distinct, read_item
 from pipeline.evidence.verify.verdict import Code, Node, Verdict, show
 from pipeline.evidence.verify.walk import judge_results, walk_evidence
-from pipeline.images.gate.evidence import CaseVerdict, ImageGates
+from pipeline.images.gate.evidence import ImageGates
 from pipeline.images.lock.model import read_lock, sealed_lock, write_lock
 from pipeline.images.spec.checkout import Checkout
 from tests.makers import AMD64
@@ -202,7 +203,7 @@ def test_a_gate_that_is_asked_for_and_has_no_result_is_incomplete(world: World, 
     ],
 )
 def test_what_the_numerics_gate_found_is_stated_and_counts(
-    world: World, verdict: CaseVerdict, wanted: Verdict
+    world: World, verdict: GateVerdict, wanted: Verdict
 ) -> None:
     outcome = evidence(world.store, "numerics", verdict, world.checkout, "off by 3 ulp")
     gates = ImageGates(

@@ -16,7 +16,7 @@ from pipeline.artifacts.attest.statement import make_statement
 from pipeline.artifacts.store.store import Store
 from pipeline.core.model import sha256_of
 from pipeline.evidence.statements.evidence_set import evidence_folder
-from pipeline.evidence.verify.chain import Judge
+from pipeline.evidence.verify.chain import VerifyContext
 from pipeline.evidence.verify.evidence import beside, gather_envelopes
 from pipeline.evidence.verify.runs import RunInputs, judge_report
 from pipeline.evidence.verify.verdict import Node, Verdict, show, verdict_error
@@ -55,10 +55,10 @@ class Story:
 
     def judged(self) -> Node:
         trust = trust_in(trusted(KEY, "bench"), trusted(self.world.key))
-        judge = Judge(trust, self.world.checkout, NOW, deep=True)
+        context = VerifyContext(trust, self.world.checkout, NOW, deep=True)
         places = [self.folder / name for name in ("weights", "records", "recipes")]
         items = gather_envelopes(beside(self.page))
-        return judge_report(self.page, items, judge, RunInputs(self.store, places)).node
+        return judge_report(self.page, items, context, RunInputs(self.store, places)).node
 
 
 @pytest.fixture

@@ -27,21 +27,16 @@ from pipeline.artifacts.attest.statement import Moment, Statement
 from pipeline.artifacts.attest.trust import Trust
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.model import canonical_json, sha256_of
+from pipeline.core.verdict import GateVerdict
 from pipeline.evidence.statements.evidence_set import NAME as SET
 from pipeline.evidence.statements.evidence_set import set_statement
 from pipeline.evidence.statements.image import image_statements, record_rebuild
 from pipeline.evidence.verify.artifact import Artifact, open_image
 from pipeline.evidence.verify.evidence import EvidenceItem, read_item
 from pipeline.evidence.verify.verdict import Node
-from pipeline.evidence.verify.walk import Walk, walk_evidence
+from pipeline.evidence.verify.walk import JudgedEvidence, walk_evidence
 from pipeline.images.assemble.image import Built
-from pipeline.images.gate.evidence import (
-    CaseVerdict,
-    Evidence,
-    EvidenceRow,
-    GateKind,
-    keep_evidence,
-)
+from pipeline.images.gate.evidence import Evidence, EvidenceRow, GateKind, keep_evidence
 from pipeline.images.spec.checkout import Checkout
 from tests.makers import (
     AMD64,
@@ -86,7 +81,7 @@ def trust_in(*entries: dict[str, Any]) -> Trust:
 
 
 def evidence(
-    store: Store, gate: GateKind, verdict: CaseVerdict, checkout: Checkout, message: str = ""
+    store: Store, gate: GateKind, verdict: GateVerdict, checkout: Checkout, message: str = ""
 ) -> Evidence:
     """A gate's result that depends on a case file and a patch of the checkout."""
     folder = checkout.folder("engine")
@@ -161,7 +156,7 @@ class World:
         envelopes: dict[str, Envelope] | Sequence[EvidenceItem] | None = None,
         trust: Trust | None = None,
         **changes: Any,
-    ) -> Walk:
+    ) -> JudgedEvidence:
         items = self.envelopes() if envelopes is None else envelopes
         if isinstance(items, dict) and SET not in items and "artifact" not in changes:
             items = self.with_set(items)
@@ -193,7 +188,7 @@ def sign_bytes(payload: bytes, key: PrivateKey) -> Envelope:
 
 
 def make_world(place: Path) -> World:
-    """Build, judge, state and sign."""
+    """Build, context, state and sign."""
     mirror = place / "mirror"
     doc = "./usr/share/doc/tool/copyright"
     deb = make_deb(mirror, "tool", Item("./usr/bin/tool", b"#!"), Item(doc, COPYRIGHT))

@@ -13,7 +13,6 @@ import pytest
 from pipeline.core import files
 from pipeline.core.errors import DiskFull
 from pipeline.weights.check.repair import repair_damage
-from pipeline.weights.disk import receipt
 from pipeline.weights.disk.survey import shown_name
 from pipeline.weights.model import dump_weights_lock
 from tests.unit.support import Command
@@ -80,7 +79,7 @@ def test_a_disk_without_room_for_a_receipt_fails_no_verify(
     def full(path: Path, data: bytes) -> None:
         raise DiskFull(f"{path}: no space left")
 
-    monkeypatch.setattr(receipt, "write_bytes", full)
+    monkeypatch.setattr(files, "write_bytes", full)
     ended = sm120("weights", "verify", a_set.place.root)
     assert ended.code == 0
     assert "no receipt is kept" in ended.err

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pipeline.artifacts.containers.sandbox import Sandbox
 from pipeline.core.model import Digest, Frozen
-from pipeline.images.gate.evidence import CaseVerdict, worst
+from pipeline.core.verdict import GateVerdict, worst
 from pipeline.images.gate.smem.cases import AcceptedKernel, KernelCase
 from pipeline.images.gate.smem.environment import EnvironmentFacts
 from pipeline.images.gate.smem.limits import Card
@@ -81,7 +81,7 @@ class CaseResult(Frozen):
     gate: str
     name: str
     stands_for: list[str]
-    verdict: CaseVerdict
+    verdict: GateVerdict
     message: str = ""
     kernels: list[KernelResult] = []
     seconds: float = 0.0
@@ -161,7 +161,7 @@ class GateResult(Frozen):
     card: Card
     environment: EnvironmentFacts
     worker: Digest
-    verdict: CaseVerdict
+    verdict: GateVerdict
     cases: list[CaseResult]
     coverage: Coverage | None = None
     numerics: NumericsResults | None = None  # of the patched kernels, on request
@@ -227,7 +227,7 @@ def judge_case(
 
 def _verdict(
     case: KernelCase, answer: WorkerAnswer, kernels: Sequence[KernelResult]
-) -> tuple[CaseVerdict, str]:
+) -> tuple[GateVerdict, str]:
     # first of all: a kernel that is too large stays so, however the call then ended
     over = [k.record for k in kernels if k.verdict == "over"]
     if over:
@@ -278,9 +278,9 @@ def _placeless(message: str) -> str:
     return message.partition(" Repro command:")[0]
 
 
-def overall_of_cases(cases: Sequence[CaseResult]) -> CaseVerdict:
+def overall_of_cases(cases: Sequence[CaseResult]) -> GateVerdict:
     """The verdict on all cases together."""
-    return worst([case.verdict for case in cases])
+    return worst([case.verdict for case in cases], "unknown")
 
 
 def fingerprint(cases: Sequence[CaseResult]) -> list[Any]:

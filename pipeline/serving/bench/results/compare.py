@@ -53,7 +53,7 @@ Verdict: TypeAlias = Literal["better", "worse", "undecided"]
 GATED = ("output_tok_s", "ttft_ms.mean", "tpot_ms.mean")
 # When a winner is named: the least percent, the doubt for one number, whether in turns.
 _Rule: TypeAlias = tuple[float, float, bool]
-GateVerdict: TypeAlias = Literal["passed", "worse", "undecided"]
+ComparisonVerdict: TypeAlias = Literal["passed", "worse", "undecided"]
 
 
 class SideCell(Frozen):
@@ -353,7 +353,7 @@ class GateRow(Frozen):
 
     cell: str
     number: str
-    verdict: GateVerdict
+    verdict: ComparisonVerdict
     message: str
 
 
@@ -361,7 +361,7 @@ def judge_gate(
     comparison: BenchComparison, allowed_percent: float, names: Sequence[str]
 ) -> list[GateRow]:
     """Every gated number of every cell that the baseline has; a missing one is never passed."""
-    missing: GateVerdict = "undecided"
+    missing: ComparisonVerdict = "undecided"
     found = [
         (cell, "", missing, "the candidate has no such cell") for cell in comparison.only_first
     ]
@@ -371,7 +371,7 @@ def judge_gate(
             message = f"failed requests: {failed.second.mean:g}, {failed.first.mean:g} before"
             found.append((cell.name, "failed", "worse", message))
         for name in names:
-            verdict: GateVerdict = "undecided"
+            verdict: ComparisonVerdict = "undecided"
             number = numbers.get(name)
             change = number.change if number else None
             if number is None or change is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,11 +14,25 @@ from pipeline.artifacts.attest.statement import Moment, Statement, state_about, 
 from pipeline.core.errors import NumberChanged, RunInvalid
 from pipeline.core.files import sha256_of_file
 from pipeline.core.known import unknown
+from pipeline.core.model import sha256_of
 from pipeline.serving.bench.metrics import intervals, trial_metrics
 from pipeline.serving.bench.model import BenchRun, Trial
-from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE
+from pipeline.serving.bench.place import (
+    MOST_REQUESTS_BYTES,
+    REQUESTS_FILE,
+    RUN_FILE,
+    requests_digest,
+)
 from pipeline.serving.bench.plan import cells_of
-from pipeline.serving.bench.record import StoredRows, all_lines, read_request_rows, read_run
+from pipeline.serving.bench.record import (
+    StoredRows,
+    all_lines,
+    read_request_rows,
+    read_run,
+    read_run_value,
+    run_of,
+    workload_digest,
+)
 from pipeline.serving.bench.workload import Conversations
 
 _NEAR = 2e-6  # numbers have six digits after the point
@@ -32,10 +47,6 @@ class RecomputedTrial(NamedTuple):
     changed: list[ChangedField]
     digest: str  # of the lines as they are now
     named: str  # their digest as the run has it
-
-    @property
-    def is_as_named(self) -> bool:
-        return self.digest == self.named
 
 
 def recomputed(folder: Path, run: BenchRun) -> list[RecomputedTrial]:
@@ -127,16 +138,68 @@ def left_out(folder: Path, run: BenchRun) -> list[str]:
     return wrong
 
 
-def require_as_measured(folder: Path, run: BenchRun) -> None:
-    """Refuse a run whose numbers do not follow from its requests: it is damaged or was edited."""
+@dataclass(frozen=True)
+class RecomputedRun:
+    """What the requests of a run show about what it claims."""
+
+    trials: list[RecomputedTrial]
+    changed: list[ChangedField]  # numbers of trials and intervals that do not follow
+
+    @property
+    def damaged(self) -> list[RecomputedTrial]:
+        """Trials whose lines are not the ones that the run names."""
+        return [trial for trial in self.trials if trial.digest != trial.named]
+
+
+def recomputed_run(folder: Path, run: BenchRun) -> RecomputedRun:
+    """The numbers of a run again, from the requests in its folder."""
     trials = recomputed(folder, run)
     changed = [change for trial in trials for change in trial.changed]
-    if damaged := [trial.name for trial in trials if not trial.is_as_named]:
-        message = f"{folder}: {damaged[0]}: holds other requests than the run names"
+    return RecomputedRun(trials, changed + recomputed_intervals(run, trials))
+
+
+@dataclass(frozen=True)
+class RunOnDisk:
+    """The folder of a run as it is: the digests of its files, what it claims, what was found."""
+
+    digest: str  # of the result
+    requests: str | None  # the digest of the raw requests; none where they are missing
+    claims: BenchRun | None = None
+    invalid: str = ""  # why the result is no run
+    workload: str = ""  # the digest of the workload that is part of the run
+    numbers: RecomputedRun | None = None
+    missing: Sequence[str] = ()  # what the run would have to hold and does not
+    unreadable: str = ""  # why the numbers could not be computed again
+
+
+def read_run_on_disk(folder: Path) -> RunOnDisk:
+    """Reads a run whole and computes it again; an error only where there is no result at all."""
+    data, value = read_run_value(folder / RUN_FILE)
+    requests = requests_digest(folder, MOST_REQUESTS_BYTES)
+    digest = sha256_of(data)
+    try:
+        run = run_of(folder / RUN_FILE, value)
+    except RunInvalid as error:
+        return RunOnDisk(digest, requests, invalid=str(error))
+    numbers, missing, unreadable = None, list[str](), ""
+    if requests is not None:
+        try:
+            numbers, missing = recomputed_run(folder, run), left_out(folder, run)
+        except RunInvalid as error:
+            unreadable = str(error)
+    workload = workload_digest(run.workload)
+    return RunOnDisk(digest, requests, run, "", workload, numbers, missing, unreadable)
+
+
+def require_as_measured(folder: Path, run: BenchRun) -> None:
+    """Refuse a run whose numbers do not follow from its requests: it is damaged or was edited."""
+    found = recomputed_run(folder, run)
+    if found.damaged:
+        message = f"{folder}: {found.damaged[0].name}: holds other requests than the run names"
     elif missing := left_out(folder, run):
         message = f"{folder}: {missing[0]}"
-    elif changed := changed + recomputed_intervals(run, trials):
-        place, now, then = changed[0]
+    elif found.changed:
+        place, now, then = found.changed[0]
         message = f"{folder / RUN_FILE}: {place} is {now}, by its requests {then}"
     else:
         return

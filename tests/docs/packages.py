@@ -22,20 +22,22 @@ def arrows() -> Arrows:
     """Of each package, the other packages whose modules it imports."""
     graph: dict[str, set[str]] = {}
     for name, others in modules().items():
-        room = room_of(name)
-        graph.setdefault(room, set()).update({room_of(other) for other in others} - {room})
+        package = package_of(name)
+        graph.setdefault(package, set()).update({package_of(other) for other in others} - {package})
     # a part is no package of its own, but for core, which has modules
     left_out = {"", BOOTSTRAP, *PARTS} - {"core"}
     return {
-        room: frozenset(others - left_out) for room, others in graph.items() if room not in left_out
+        package: frozenset(others - left_out)
+        for package, others in graph.items()
+        if package not in left_out
     }
 
 
 def parts() -> Arrows:
     """The same for the parts: artifacts, images, serving and so on."""
     graph: dict[str, set[str]] = {}
-    for room, others in arrows().items():
-        part = room.split("/")[0]
+    for package, others in arrows().items():
+        part = package.split("/")[0]
         graph.setdefault(part, set()).update({other.split("/")[0] for other in others} - {part})
     return {part: frozenset(others) for part, others in graph.items()}
 
@@ -71,21 +73,21 @@ def drawing() -> str:
     """The parts as a Mermaid chart; an arrow that follows from others is left out."""
     graph = parts()
     lines = ["flowchart TD"]
-    for room in _in_order(graph):
-        for other in sorted(_reduced(graph, room)):
-            lines.append(f"    {room} --> {other}")
+    for package in _in_order(graph):
+        for other in sorted(_reduced(graph, package)):
+            lines.append(f"    {package} --> {other}")
     return "\n".join(lines)
 
 
-def _reduced(graph: Arrows, room: str) -> set[str]:
-    beyond = {far for near in graph[room] for far in _reach(graph, near)}
-    return set(graph[room] - beyond)
+def _reduced(graph: Arrows, package: str) -> set[str]:
+    beyond = {far for near in graph[package] for far in _reach(graph, near)}
+    return set(graph[package] - beyond)
 
 
-def _reach(graph: Arrows, room: str) -> set[str]:
+def _reach(graph: Arrows, package: str) -> set[str]:
     """Every package that can be reached; also where packages import each other."""
     seen: set[str] = set()
-    todo = set(graph[room])
+    todo = set(graph[package])
     while todo:
         seen |= todo
         todo = {far for near in todo for far in graph[near]} - seen
@@ -93,10 +95,10 @@ def _reach(graph: Arrows, room: str) -> set[str]:
 
 
 def _in_order(graph: Arrows) -> Iterable[str]:
-    return sorted(graph, key=lambda room: (len(_reach(graph, room)), room))
+    return sorted(graph, key=lambda package: (len(_reach(graph, package)), package))
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     """The package of a module: `artifacts/oci`, or `hosts`; "" for pipeline itself."""
     names = module.split(".")[1:]
     if names == ["__main__"]:
