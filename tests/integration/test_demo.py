@@ -17,7 +17,7 @@ import pytest
 from tests.demo.breaks import BREAKS
 from tests.demo.story import STORY
 from tests.demo.world import NODES_STEP
-from tests.integration.built import ROOT
+from tests.testbed.forked import ROOT
 
 pytestmark = [pytest.mark.big, pytest.mark.timeout(3600)]
 

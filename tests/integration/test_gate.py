@@ -19,7 +19,8 @@ from pipeline.images.assemble.plan import plan_image
 from pipeline.images.gate.smem.image_gate import open_gate
 from pipeline.images.gate.smem.stub_libraries import shared_object
 from tests.gpu.collect import gate_context
-from tests.integration.built import ROOT, run_sm120
+from tests.integration.built import run_sm120
+from tests.testbed.forked import ROOT
 
 AMD64 = ("--platform", "linux/amd64")
 PATCH = "0001-extend-attention-sm120-blocks.patch"

@@ -33,9 +33,9 @@ from pipeline.images.gate.smem.limits import card_for
 from pipeline.images.gate.smem.run import judge_cases
 from pipeline.images.spec.image import PatchSpec
 from tests.gpu.collect import gate_context
-from tests.integration.built import ROOT
 from tests.integration.mutants import EXTEND, MLA, MUTANTS, Mutant
 from tests.makers import patch_spec
+from tests.testbed.forked import ROOT
 from tests.unit.binary.arch_files import DATA, container, entry, host_object, opener
 
 CARD = card_for("sm_120")

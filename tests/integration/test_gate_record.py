@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import GateInvalid, GateUnknown
-from tests.integration.built import ROOT, run_sm120, sm120
+from tests.integration.built import run_sm120, sm120
+from tests.testbed.forked import ROOT
 
 AMD64 = ("--platform", "linux/amd64")
 ENGINES = ["sglang-k2", "sglang", "vllm", "vllm-b12x"]

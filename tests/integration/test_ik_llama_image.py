@@ -36,7 +36,7 @@ def test_the_compiled_engine_answers_eight_streams_with_the_known_text(
 
 
 @pytest.mark.big
-def test_nothing_wrong_is_told_about_it_in_ten_climbs(
+def test_nothing_wrong_is_told_about_it_in_ten_runs(
     image: Built, docker_daemon: DockerDaemon, tiny_model: Path
 ) -> None:
     sm120(image.store, "load", "ik-llama-cpu", DOCKER_HOST=docker_daemon.socket_url)

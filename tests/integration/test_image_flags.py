@@ -10,7 +10,8 @@ import pytest
 from pipeline.app.workspace import host_platform
 from pipeline.core.yaml_file import read_yaml
 from pipeline.images.engine.parser_flags import ParserFlags
-from tests.integration.built import ROOT, build_image, need_sandbox, run_sm120, sm120
+from tests.integration.built import build_image, need_sandbox, run_sm120, sm120
+from tests.testbed.forked import ROOT
 
 
 def read_again(store: Path, image: str) -> ParserFlags:

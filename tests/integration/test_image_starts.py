@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from pipeline.app.workspace import host_platform
-from tests.integration.built import ROOT, build_image, need_sandbox, run_sm120
+from tests.integration.built import build_image, need_sandbox, run_sm120
 from tests.testbed.dockerd import DockerDaemon
+from tests.testbed.forked import ROOT
 
 IMAGE = "llama-cpp-cpu"
 _TRIPLET = {"linux/amd64": "x86_64-linux-gnu", "linux/arm64": "aarch64-linux-gnu"}

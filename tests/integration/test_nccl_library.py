@@ -21,7 +21,8 @@ from pipeline.artifacts.oci.config import read_image_config
 from pipeline.artifacts.store.store import open_store
 from pipeline.images.source.toolchain import unpacked
 from pipeline.images.spec.checkout import Checkout
-from tests.integration.built import ROOT, build_image, sm120
+from tests.integration.built import build_image, sm120
+from tests.testbed.forked import ROOT
 
 VERSION = 22907
 LOAD = """

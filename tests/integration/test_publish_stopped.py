@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.bench import Bench, complete_digest, make_bench
-from tests.integration.built import ROOT
+from tests.testbed.forked import ROOT
 from tests.testbed.oci_door import Door, behind, oci_door
 from tests.testbed.registry import Registry, oci_registry
 

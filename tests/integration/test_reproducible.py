@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import GoldenMismatch, OfflineMiss
-from tests.integration.built import ROOT, build_image, run_sm120, sm120
+from tests.integration.built import build_image, run_sm120, sm120
+from tests.testbed.forked import ROOT
 
 IMAGE = "llama-cpp-cpu"
 # may read root's folders, where the interpreter of this test may lie, but owns and writes nothing

@@ -34,10 +34,11 @@ from pipeline.core.errors import (
     StartFailed,
     WeightsUnknown,
 )
-from tests.integration.built import ROOT, Built, build_image, run_sm120
+from tests.integration.built import Built, build_image, run_sm120
 from tests.integration.test_serve_recipe import failed, tiny_recipe
 from tests.testbed.docker_node import docker_node
 from tests.testbed.dockerd import DockerDaemon
+from tests.testbed.forked import ROOT
 from tests.testbed.nodes import USER, Fleet, Node, base_tar
 from tests.testbed.tiny_gguf import expected_text
 
@@ -155,7 +156,7 @@ def test_a_recipe_is_served_on_another_host_looked_at_and_stopped_there(rig: Rig
     assert mine[0]["host"] == "rig1"
 
 
-def test_a_recipe_on_another_host_climbs_the_ladder_and_is_restarted_there(rig: Rig) -> None:
+def test_a_recipe_on_another_host_passes_the_ladder_and_is_restarted_there(rig: Rig) -> None:
     rig.add("tiny-cpu")
     recipes = ("--recipes", str(rig.folder))
     failed(rig.run("smoke", "tiny-cpu", *recipes, "--json"), NothingServed)

@@ -34,9 +34,10 @@ from pipeline.core.errors import (
     StartFailed,
 )
 from pipeline.images.gate.runs import read_runs
-from tests.integration.built import ROOT, Built, build_image, run_sm120, sm120
+from tests.integration.built import Built, build_image, run_sm120, sm120
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.engine import chat, chat_many, is_healthy
+from tests.testbed.forked import ROOT
 from tests.testbed.packages import CannotHave, ensure_debian_packages, find_program
 from tests.testbed.tiny_gguf import expected_text
 
@@ -159,7 +160,7 @@ def test_a_recipe_is_served_asked_looked_at_and_stopped(bench: Bench) -> None:
     assert last[0]["image_digest"] == bench.image.digest
 
 
-def test_a_served_recipe_climbs_the_ladder_is_restarted_and_stated(bench: Bench) -> None:
+def test_a_served_recipe_passes_the_ladder_is_restarted_and_stated(bench: Bench) -> None:
     bench.add("tiny-cpu", smoke={"tools": False, "streams": [1, 2, 8]})
     assert bench.serve("tiny-cpu").returncode == 0
     (before,) = bench.status()
@@ -183,7 +184,7 @@ def test_a_served_recipe_climbs_the_ladder_is_restarted_and_stated(bench: Bench)
     assert run.inputs["weights"] == attempt["weights_digest"]
 
 
-def test_a_recipe_is_served_for_the_climb_and_nothing_is_left(bench: Bench) -> None:
+def test_a_recipe_is_served_for_the_ladder_and_nothing_is_left(bench: Bench) -> None:
     bench.add("tiny-cpu", smoke={"tools": False, "streams": [1, 2]})
     assert bench.smoke("tiny-cpu", "--serve", "--up-to", "answers")["verdict"] == "passed"
     assert bench.status() == []
