@@ -134,9 +134,8 @@ def _read(path: Path, request: ReportRequest, context: VerifyContext, behind: Ru
     folder = run_folder(path)
     within = RunInputs(behind.store, (*behind.folders, folder, folder.parent))
     with log.step(f"Checking {path}"):
-        judged = judge_bench_run(
-            folder, gather_envelopes(beside(folder / RUN_FILE)), context, within
-        )
+        items = gather_envelopes(beside(folder / RUN_FILE))
+        judged = judge_bench_run(folder, items, context).with_inputs(within, context)
     links = evidence_links(run.evidence, judged.node.children)
     for link in links:
         if link.state in WRONG:

@@ -253,7 +253,7 @@ def _run(
 
     items = gather_envelopes(places or beside(folder / RUN_FILE))
     behind = RunInputs(workspace.store_to_read(), (*request.folders, folder, folder.parent))
-    return judge_bench_run(folder, items, context, behind)
+    return judge_bench_run(folder, items, context).with_inputs(behind, context)
 
 
 def _weights(path: Path, places: tuple[Path, ...], context: VerifyContext) -> Chain:

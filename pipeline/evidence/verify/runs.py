@@ -76,14 +76,29 @@ class RunInputs:
     folders: Sequence[Path] = ()
 
 
+@dataclass(frozen=True)
+class JudgedRun:
+    """A run by itself: its numbers, and who signed them."""
+
+    judged: JudgedEvidence
+    run: BenchRun | None  # none where it cannot be read
+
+    def with_inputs(self, sources: RunInputs, context: VerifyContext) -> JudgedEvidence:
+        """The same, and all that the run depends on."""
+        parts = _inputs(self.run, sources, context) if self.run else []
+        children = (*self.judged.node.children, *(part.node for part in parts))
+        believed = (*self.judged.believed, *(each for part in parts for each in part.believed))
+        return JudgedEvidence(replace(self.judged.node, children=children), believed)
+
+
 def judge_bench_run(
-    folder: Path, items: Sequence[EvidenceItem], context: VerifyContext, sources: RunInputs
-) -> JudgedEvidence:
-    """From the numbers of a run to who signed them, and to all that they depend on."""
+    folder: Path, items: Sequence[EvidenceItem], context: VerifyContext
+) -> JudgedRun:
+    """Computes the numbers of a run again, and tells who signed them."""
     try:
         found = read_run_on_disk(folder)
     except errors.RunInvalid as error:
-        return JudgedEvidence(broken(str(folder), str(error)))
+        return JudgedRun(JudgedEvidence(broken(str(folder), str(error))), None)
 
     def compare(statement: Statement, how: str) -> list[Node]:
         nodes = [_signed_file("result", RUN_FILE, found.digest, statement, how)]
@@ -108,14 +123,11 @@ def judge_bench_run(
         if found.workload != named:
             message = f"is {found.workload}, the run names {named}"
             workload = Node("workload", Verdict.CHANGED, message, part="workload")
-        parts += [
-            JudgedEvidence(_numbers(run, found)),
-            JudgedEvidence(workload),
-            *_inputs(run, sources, context),
-        ]
+        parts += [JudgedEvidence(_numbers(run, found)), JudgedEvidence(workload)]
     believed = tuple(each for judged in parts for each in judged.believed)
     title = f"{folder / RUN_FILE} {found.digest}"
-    return JudgedEvidence(Node(title, children=tuple(w.node for w in parts)), believed)
+    node = Node(title, children=tuple(w.node for w in parts))
+    return JudgedRun(JudgedEvidence(node, believed), run)
 
 
 def judge_file_statement(
@@ -394,5 +406,6 @@ def _run(
         unsigned = incomplete("statement", f"a result of {plain(named.tool)} has none")
         return JudgedEvidence(Node(title, children=(same, unsigned)))
     within = RunInputs(sources.store, (*sources.folders, found, found.parent, page.parent))
-    judged = judge_bench_run(found, gather_envelopes(beside(found / RUN_FILE)), context, within)
+    run = judge_bench_run(found, gather_envelopes(beside(found / RUN_FILE)), context)
+    judged = run.with_inputs(within, context)
     return JudgedEvidence(Node(title, children=(same, judged.node)), judged.believed)

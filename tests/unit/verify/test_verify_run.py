@@ -69,7 +69,8 @@ def _judged(folder: Path, world: World, context: VerifyContext | None = None) ->
     )
     statements = sorted(folder.glob(f"*{SUFFIX}"))
     behind = RunInputs(world.store, [folder, folder.parent])
-    return judge_bench_run(folder, gather_envelopes(statements), context, behind).node
+    run = judge_bench_run(folder, gather_envelopes(statements), context)
+    return run.with_inputs(behind, context).node
 
 
 def _find(node: Node, title: str) -> Node:
@@ -340,7 +341,8 @@ def test_a_layout_beside_the_run_stands_in_for_the_store(
     context = VerifyContext(
         trust_in(trusted(KEY, "bench"), trusted(world.key)), world.checkout, NOW
     )
-    walked = judge_bench_run(folder, [], context, RunInputs(None, [layout]))
+    run = judge_bench_run(folder, [], context)
+    walked = run.with_inputs(RunInputs(None, [layout]), context)
     image = _find(walked.node, "image layout")
     assert (image.verdict is Verdict.BROKEN) is not is_whole
     assert ("layer 1 of 4" in image.message) is not is_whole
