@@ -25,9 +25,11 @@ from pipeline.serving.serve.site import RemoteSite
 from pipeline.serving.serve.start import Served
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.near_tunnel import NearTunnel, said
+from tests.unit.serve.test_preflight import free_port
 from tests.unit.support import AMD64, ROOT, Command, build_tiny
 
 pytestmark = pytest.mark.usefixtures("checkout")
+PORT = free_port()
 
 
 class World:
@@ -59,7 +61,7 @@ class World:
             "engine": "llama-cpp",
             "model": {"tiny": True, "file": "tiny.gguf", "name": "tiny"},
             "hardware": {"cards": 0},
-            "port": 18999,
+            "port": PORT,
             **changes,
         }
         folder = self.sm120.cwd / "recipes"
@@ -80,10 +82,10 @@ def test_a_dry_run_shows_checks_and_container_and_starts_nothing(world: World) -
     ended = world.sm120("serve", "one", "--dry-run")
     assert ended.code == 0
     assert "port" in ended.out
-    assert "--publish=127.0.0.1:18999:18999" in ended.out
+    assert f"--publish=127.0.0.1:{PORT}:{PORT}" in ended.out
     answer = world.sm120("serve", "one", "--dry-run", "--json").json
     assert {row["verdict"] for row in answer["checks"]} <= {"passed", "not applicable"}
-    assert answer["command"][-2:] == ["--port", "18999"]
+    assert answer["command"][-2:] == ["--port", str(PORT)]
     assert world.jobs == []
     assert world.sm120("recipe", "attempts", "--json").json == []
 
