@@ -37,7 +37,6 @@ from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.recipe.parser import require_known_flags
 from pipeline.serving.recipe.render.formats import CONTAINED, client_settings, render_env
 from pipeline.serving.recipe.render.formats import render_launch as render_launch
-from pipeline.serving.serve.weights import tiny_weights
 from pipeline.weights.model import WeightsLock, current_weights_lock
 from pipeline.weights.place import new_place, user_cache
 
@@ -97,6 +96,9 @@ def image_digest(workspace: Workspace, recipe: Recipe, platform: str | None) -> 
 
 def weights_folder(workspace: Workspace, recipe: Recipe, given: Path | None) -> str:
     """The folder of a recipe's weights on the host: as named, else in this user's Hub cache."""
+    # with all of the weights' package: a build that names recipes does not need it
+    from pipeline.serving.serve.weights import tiny_weights
+
     if given is None and recipe.model.tiny:
         # made on the spot, as `serve` does it
         return str(tiny_weights(workspace.store(), recipe).folder)
