@@ -89,6 +89,7 @@ class SmokeExpectations:
     model: str | None = None
     no_quality: bool = False
     no_tools: bool = False
+    no_cache: bool = False
     reasoning: bool = False
     vision: bool = False
     text_only: bool = False
@@ -118,6 +119,8 @@ class SmokeExpectations:
             values |= {"quality": False, "why_no_quality": "--no-quality"}
         if self.no_tools:
             values["tools"] = False
+        if self.no_cache:
+            values["caches"] = False
         if self.reasoning:
             values |= {"reasoning": True, "answer_tokens": THINKING_TOKENS}
         if self.contexts:

@@ -23,6 +23,7 @@ _OPTIONS = (
         help="Judge only what any sound server guarantees, for a model that cannot think.",
     ),
     flag_option("--no-tools", help="Expect no tool calls."),
+    flag_option("--no-cache", help="Expect a server that keeps nothing of earlier prompts."),
     flag_option("--reasoning", help="Expect a model that thinks before it answers."),
     flag_option("--vision", help="Expect a model that sees pictures."),
     flag_option("--text-only", help="Leave pictures out, also if the model sees."),

@@ -90,16 +90,37 @@ class SmokeSession:
     why_no_restart: str = "a server at an address cannot be restarted from here"
     why_no_drafting: str = "a server at an address is served as it is: --baseline compares it"
     is_drafting: bool = False  # the ladder turned its draft model on
+    # streams are asked for their usage, unless the server refused that
+    counts_streams: bool = True
+    ids: set[str] = field(default_factory=set)  # of all answers so far
+    seconds_at_once: dict[int, float] = field(default_factory=dict)  # of so many streams, the best
     baseline: Baseline | None = None
 
-    async def ask(self, prompt: Prompt, **options: Any) -> ChatAnswer:
-        """A greedy answer; `thinking` turns reasoning on or off where the model has it."""
+    async def ask(
+        self, prompt: Prompt, client: ChatClient | None = None, **options: Any
+    ) -> ChatAnswer:
+        """A greedy answer; `thinking` turns reasoning on or off where the model has it.
+
+        What holds of every answer is required of each: the model's name, an id of its own, and
+        the usage that a stream was asked for.
+        """
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         body = {"temperature": 0, "max_tokens": self.answer_tokens, **options}
         thinking = body.pop("thinking", False)
         if self.plan.reasoning:
             body["chat_template_kwargs"] = dict.fromkeys(_THINKING, thinking)
-        answer = await ask_chat(self.client, self.model, messages, **body)
+        if body.get("stream") and self.counts_streams:
+            body["stream_options"] = {"include_usage": True}
+        answer = await ask_chat(client or self.client, self.model, messages, **body)
+        if answer.model not in (self.model, *self.aliases):
+            raise Unsound(f"asked {self.model!r}, and {answer.model!r} answered")
+        if "stream_options" in body and answer.usage is None:
+            raise Unsound("a stream was asked for its usage (stream_options), and has none")
+        if len(answer.ids) > 1:
+            raise Unsound(f"the chunks of one stream have several ids: {sorted(answer.ids)[:3]}")
+        if again := self.ids & answer.ids:
+            raise Unsound(f"two answers have the id {min(again)!r}")
+        self.ids |= answer.ids
         if not thinking:
             self.instant_thoughts.append(bool(answer.reasoning.strip()))
         return answer

@@ -10,6 +10,7 @@ from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.serving.smoke import tasks
 from pipeline.serving.smoke.chat import ChatAnswer, ToolCall
 from pipeline.serving.smoke.client import NotOffered, RequestRefused, Unsound
+from pipeline.serving.smoke.compare import parting
 from pipeline.serving.smoke.session import Rung, SmokeSession
 
 TOOLS_RUNG = Rung("tools", "Tool calls and reasoning arrive whole")
@@ -146,7 +147,8 @@ async def _thinking(session: SmokeSession) -> str:
             raise Unsound("the reasoning is in the content, too")
         if texts[False] & texts[True]:
             return "reasoning apart from the content, whole and in streams"
-    raise Unsound(f"the content is {min(texts[False])!r}, in a stream {min(texts[True])!r}")
+    parted = parting(min(texts[False]), min(texts[True]), ("whole", "in a stream"))
+    raise Unsound(f"the content differs: {parted}")
 
 
 @TOOLS_RUNG.check(
@@ -225,4 +227,5 @@ async def _messages(session: SmokeSession) -> str:
         streams.add("".join(str(d.get("text", "")) for d in deltas))
         if texts & streams:
             return "an answer, the same as a stream"
-    raise Unsound(f"/v1/messages: {min(texts)[:120]!r}, as a stream {min(streams)[:120]!r}")
+    parted = parting(min(texts), min(streams), ("whole", "in a stream"))
+    raise Unsound(f"/v1/messages: {parted}")
