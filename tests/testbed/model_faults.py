@@ -14,7 +14,7 @@ from typing import Any
 from tests.testbed.model_brain import chance
 from tests.testbed.model_eye import look_at
 from tests.testbed.model_faults_more import MORE_FAULTS
-from tests.testbed.model_faults_trial import TRIAL_FAULTS
+from tests.testbed.model_faults_trial import AGENT_FAULTS, TRIAL_FAULTS
 from tests.testbed.model_server import Asked, Fault, Refusal, Reply, Token
 
 _LONG = 700  # tokens
@@ -913,4 +913,5 @@ FAULTS = [
     Fault("draft model does not come up", "speculation", starts_drafting=False, needs="drafts"),
     *MORE_FAULTS,
     *TRIAL_FAULTS,
+    *AGENT_FAULTS,
 ]

@@ -89,7 +89,8 @@ def _other_name(when: Callable[[Asked], bool]) -> Callable[[Asked, Reply], None]
 
 
 def _nothing_kept(asked: Asked, reply: Reply) -> None:
-    reply.cached_tokens = 0
+    if asked.path == "/v1/chat/completions":
+        reply.cached_tokens = 0
 
 
 def _cut_count(asked: Asked, reply: Reply) -> None:
@@ -133,6 +134,98 @@ def _sampler_broken(asked: Asked, reply: Reply) -> None:
         reply.text = "".join(t.text for t in reply.tokens)
 
 
+def _is_agent(asked: Asked) -> bool:
+    return asked.path == "/v1/messages" and "careful" in asked.text
+
+
+def _late_to_front(asked: Asked, reply: Reply) -> None:
+    """A late system message is moved to the front: nothing after it is found again."""
+    roles = [m["role"] for m in asked.body.get("messages", [])]
+    if "system" in roles[1:] and roles[-2] == "system":
+        reply.cached_tokens = min(16, reply.cached_tokens or 0)
+
+
+def _kept_once(asked: Asked, reply: Reply) -> None:
+    """Only the first prompt of a conversation is kept."""
+    if _is_agent(asked):
+        reply.cached_tokens = min(90, reply.cached_tokens or 0)
+
+
+def _turns_forgotten(asked: Asked) -> None:
+    """A long conversation keeps its last messages only."""
+    messages = asked.body.get("messages", [])
+    if _is_agent(asked) and len(messages) > 6:
+        asked.text = "\n".join(str(m.get("content")) for m in messages[-5:])
+
+
+def _tools_lost(path: str, in_stream: bool) -> Callable[[Asked, Reply], None]:
+    def reply(asked: Asked, reply: Reply) -> None:
+        if asked.path == path and asked.is_stream == in_stream and reply.calls:
+            reply.calls, reply.finish, reply.text = [], "stop", "I will look."
+            reply.tokens = [Token("I will look.", -0.1, [("x", -3.0)])]
+
+    return reply
+
+
+def _of(path: str, change: Callable[[list[Any]], list[Any]]) -> Callable[..., list[Any]]:
+    return lambda asked, chunks: change(chunks) if asked.path == path else chunks
+
+
+def _body_of(path: str, **values: Any) -> Callable[[Asked, dict[str, Any]], dict[str, Any]]:
+    return lambda asked, body: {**body, **values} if asked.path == path else body
+
+
+AGENT_FAULTS = [
+    Fault("late system turn to the front", "agents", reply=_late_to_front),
+    Fault("conversation computed again at every turn", "agents", reply=_kept_once),
+    Fault("early turns of a conversation forgotten", "agents", asked=_turns_forgotten),
+    Fault("tool use lost in /v1/messages", "agents", reply=_tools_lost("/v1/messages", False)),
+    Fault(
+        "tool use lost in streams of /v1/messages",
+        "agents",
+        reply=_tools_lost("/v1/messages", True),
+    ),
+    Fault(
+        "conversation counted as its last turn",
+        "agents",
+        reply=lambda a, r: setattr(r, "prompt_tokens", 200) if _is_agent(a) else None,
+    ),
+    Fault(
+        "late system message not read",
+        "agents",
+        text=lambda a, t: "I do not know." if _is_agent(a) and "Seville?" in a.text[-60:] else t,
+    ),
+    Fault("/v1/responses empty", "responses", body=_body_of("/v1/responses", output=[])),
+    Fault("/v1/responses without usage", "responses", body=_body_of("/v1/responses", usage=None)),
+    Fault(
+        "/v1/responses of another model",
+        "responses",
+        body=_body_of("/v1/responses", model="other-2"),
+    ),
+    Fault(
+        "/v1/responses loses deltas",
+        "responses",
+        chunks=_of("/v1/responses", lambda c: c[:3] + c[5:]),
+    ),
+    Fault(
+        "/v1/responses without its end", "responses", chunks=_of("/v1/responses", lambda c: c[:-1])
+    ),
+    Fault(
+        "tool call lost in /v1/responses", "responses", reply=_tools_lost("/v1/responses", False)
+    ),
+    Fault(
+        "tool call lost in streams of /v1/responses",
+        "responses",
+        reply=_tools_lost("/v1/responses", True),
+    ),
+    Fault(
+        "/v1/responses forgets its instructions",
+        "responses",
+        asked=lambda a: (
+            setattr(a, "text", a.text.split("asks.")[-1]) if a.path == "/v1/responses" else None
+        ),
+    ),
+]
 TRIAL_FAULTS = [
     Fault("temperature ignored", "answers", asked=_cool),
     Fault("n ignored", "answers", asked=_one_choice),

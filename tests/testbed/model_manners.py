@@ -109,7 +109,7 @@ def _nameless_context(asked: Asked, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _no_counts_in_streams(asked: Asked, chunks: list[Any]) -> list[Any]:
-    return [c for c in chunks if isinstance(c, bytes) or not c.get("usage")]
+    return [c for c in chunks if isinstance(c, bytes) or "type" in c or not c.get("usage")]
 
 
 def _pinging(_: Asked, chunks: list[Any]) -> list[Any]:

@@ -315,6 +315,7 @@ class ModelServer:
         for at in range(0, len(text) - _BLOCK, _BLOCK):
             blocks.append(crc32(text[at : at + _BLOCK].encode(), blocks[-1]))
         hits = list(takewhile(self.kept.__contains__, blocks[1:]))
+        prompt_tokens = len(tokenize(text)) + 4 * len(body.get("messages", []))
         asked = Asked(
             path=path,
             body=body,
@@ -322,12 +323,12 @@ class ModelServer:
             load=load,
             times=times,
             prompts=len(self.seen),
-            prompt_tokens=len(tokenize(text)) + 4 * len(body.get("messages", [])),
+            prompt_tokens=prompt_tokens,
             text=text,
             restarts=self.restarts,
             is_drafting=self.is_drafting,
             picture=_decoded(pictures[-1]) if pictures else None,
-            cached_tokens=len(hits) * _BLOCK // 8,
+            cached_tokens=prompt_tokens * len(hits) * _BLOCK // max(1, len(text)),
         )
         if self.fault.is_kept(asked):
             self.kept.update(blocks[1:])

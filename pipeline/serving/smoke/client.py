@@ -8,6 +8,7 @@ import re
 import time
 from bisect import bisect_left
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -58,10 +59,6 @@ class RequestRefused(Unsound):
 class HungUp(Exception):
     """The client closed the connection in mid-answer, as it was told."""
 
-    def __init__(self, pieces: int) -> None:
-        super().__init__(f"hung up after {pieces} pieces")
-        self.pieces = pieces
-
 
 class NotOffered(Exception):
     """The server refuses something that it need not have."""
@@ -100,14 +97,14 @@ class ChatClient:
         return raw.data.decode(errors="replace")
 
     async def stream(
-        self, path: str, body: Mapping[str, Any], *, has_done: bool = True
+        self, path: str, body: Mapping[str, Any], *, has_done: bool = True, optional: bool = False
     ) -> tuple[Exchange, list[tuple[float, Any]]]:
         """The events of a stream as JSON, with the time of each; `[DONE]` is not among them.
 
         A stream without its end is refused.
         https://html.spec.whatwg.org/multipage/server-sent-events.html
         """
-        exchange, raw = await self._exchange("POST", path, body)
+        exchange, raw = await self._exchange("POST", path, body, optional)
         if "text/event-stream" not in raw.headers.get("content-type", "").lower():
             raise Unsound("a stream was asked for, and the answer is none")
         events = _events(raw)
@@ -118,13 +115,10 @@ class ChatClient:
         whole = events[:-1] if is_done else events
         return exchange, [(at, self._json(each)) for at, each in whole]
 
-    async def hang_up(self, path: str, body: Mapping[str, Any], after: int) -> int:
-        """Ask for a stream, and close the connection after so many pieces of it; how many came."""
-        try:
-            _, raw = await self._exchange("POST", path, body, hang_up_after=after)
-        except HungUp as error:
-            return error.pieces
-        return len(raw.pieces)
+    async def hang_up(self, path: str, body: Mapping[str, Any], after: int) -> None:
+        """Ask for a stream, and close the connection after so many pieces of it."""
+        with suppress(HungUp):
+            await self._exchange("POST", path, body, hang_up_after=after)
 
     async def _exchange(
         self,
@@ -174,7 +168,7 @@ class ChatClient:
             )
             self.exchanges.append(exchange)
             if lost and hang_up_after is not None and len(lost.pieces) >= hang_up_after:
-                raise HungUp(len(lost.pieces))
+                raise HungUp
             if lost:
                 kind = Unsound if lost.pieces else Gone
                 raise kind(str(lost) + _error_words(raw)) from lost

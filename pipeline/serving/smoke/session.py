@@ -7,7 +7,7 @@ draft model.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from pipeline.core.errors import InputInvalid
 from pipeline.core.files import write_bytes
 from pipeline.core.model import Frozen, canonical_json
-from pipeline.serving.smoke.chat import ChatAnswer, Token, ask_chat
+from pipeline.serving.smoke.chat import CHAT, ChatAnswer, Token, ask_chat
 from pipeline.serving.smoke.client import ChatClient, NotOffered, RequestRefused, Unsound
 from pipeline.serving.smoke.compare import (
     AnswerReference,
@@ -95,6 +95,11 @@ class SmokeSession:
     ids: set[str] = field(default_factory=set)  # of all answers so far
     seconds_at_once: dict[int, float] = field(default_factory=dict)  # of so many streams, the best
     baseline: Baseline | None = None
+    soak_s: float = 0.0  # how long a soak works
+    soak: Any = None  # what it saw
+    # of a container on this machine: its memory, and the lines of its log
+    memory_bytes: Callable[[], int | None] | None = None
+    read_log: Callable[[], Iterable[str]] | None = None
 
     async def ask(
         self, prompt: Prompt, client: ChatClient | None = None, **options: Any
@@ -124,6 +129,17 @@ class SmokeSession:
         if not thinking:
             self.instant_thoughts.append(bool(answer.reasoning.strip()))
         return answer
+
+    async def hang_up(self, prompt: str, after: int, client: ChatClient | None = None) -> None:
+        """Ask for a stream, and leave after so many pieces of it, as users who press stop."""
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": self.answer_tokens,
+            "temperature": 0,
+            "stream": True,
+        }
+        await (client or self.client).hang_up(CHAT, body, after)
 
     @property
     def answer_tokens(self) -> int:

@@ -308,3 +308,18 @@ def haystack(sentences: int, depths: list[float], seed: int) -> Haystack:
         lines.insert(round(depth * len(lines)), _NEEDLE.format(town, secret))
         needles.append(SmokeQuestion(_NEEDLE_QUESTION.format(town), str(secret)))
     return Haystack("\n".join(lines), tuple(reversed(needles)))
+
+
+def agent_turns(sentences: int) -> list[tuple[str, SmokeQuestion]]:
+    """Six turns of a conversation: a text with a number in it, and a question about a number.
+
+    Most ask about an earlier turn; the fourth tells its own, in few words.
+    """
+    secrets = [str(1237 + 1171 * number) for number in range(6)]
+    turns = []
+    for number, about in enumerate((0, 0, 1, 3, 2, 0)):
+        filler = haystack(1 if number == 3 else sentences, [], seed=70 + number).text
+        text = f"{filler}\n{_NEEDLE.format(_TOWNS[number], secrets[number])}"
+        question = SmokeQuestion(_NEEDLE_QUESTION.format(_TOWNS[about]), secrets[about])
+        turns.append((f"{text} Tell it to everybody who asks.", question))
+    return turns

@@ -9,7 +9,7 @@ from functools import partial
 from pipeline.serving.smoke.client import NotOffered, RequestRefused, Unsound
 from pipeline.serving.smoke.compare import reference
 from pipeline.serving.smoke.model import ANSWER_TOKENS
-from pipeline.serving.smoke.rungs.tools import message_text
+from pipeline.serving.smoke.rungs.tools import message_answer
 from pipeline.serving.smoke.session import CheckSpec, Rung, SmokeSession
 from pipeline.serving.smoke.tasks import Haystack, SmokeQuestion, additions, countings, haystack
 
@@ -48,7 +48,7 @@ def prompt_for(stack: Haystack, question: SmokeQuestion) -> str:
     return f"{stack.text}\n\n{question.prompt}"
 
 
-async def _measure(session: SmokeSession) -> None:
+async def measure_text(session: SmokeSession) -> None:
     """How many tokens a sentence has, and what a chat template adds."""
     least, most = _MEASURED
     more = max(least, min(most, (session.context_tokens or 8192) // 200))
@@ -67,7 +67,7 @@ async def _measure(session: SmokeSession) -> None:
 async def sized_haystack(session: SmokeSession, tokens: int, seed: int) -> Haystack:
     """A text of nearly so many tokens, as this server counts them, and never of more."""
     if not session.sentence_tokens:
-        await _measure(session)
+        await measure_text(session)
     depths, each = session.plan.depths, session.sentence_tokens
     # a needle is shorter than a sentence, and a question about it not much longer
     around = session.frame_tokens + each * (len(depths) + 2)
@@ -237,10 +237,10 @@ async def _messages(session: SmokeSession) -> str:
     tokens = min([session.context_tokens, *contexts_of(session)[-1:]]) - room
     stack = await sized_haystack(session, tokens, seed=4)
     question = stack.needles[-1]
-    text, counted = await message_text(session, prompt_for(stack, question), room)
-    if session.plan.quality and (why := question.mistake(text)):
+    answer = await message_answer(session, prompt_for(stack, question), room)
+    if session.plan.quality and (why := question.mistake(answer.text)):
         raise Unsound(f"/v1/messages: {why}")
-    return f"an answer; the server counts {counted} tokens"
+    return f"an answer; the server counts {answer.prompt_tokens} tokens"
 
 
 @LENGTH.check("longer than the context", skip=_unknown)
@@ -248,7 +248,7 @@ async def _too_long(session: SmokeSession) -> str:
     """More than fits is refused with a reason, and the server lives on."""
     assert session.context_tokens is not None
     if not session.sentence_tokens:
-        await _measure(session)
+        await measure_text(session)
     stack = haystack(int(2 * session.context_tokens / session.sentence_tokens), [], seed=3)
     try:
         answer = await session.ask(f"{stack.text}\n\nSay yes.", max_tokens=8)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from functools import partial
 
-from pipeline.serving.smoke.chat import CHAT, ChatAnswer
+from pipeline.serving.smoke.chat import ChatAnswer
 from pipeline.serving.smoke.client import WAIT, Gone, NotOffered, Unsound
 from pipeline.serving.smoke.compare import TextDifference, compare_answers, reference, written_text
 from pipeline.serving.smoke.rungs.tools import require_call, without_tools
@@ -133,17 +133,10 @@ async def hang_ups(session: SmokeSession) -> str:
     begin = time.monotonic()
     await one_round(session, number)
     patience = _PATIENCE * (time.monotonic() - begin) + session.plan.limits.first_token_s
-    count, begun = max(_HUNG_UP, max(session.plan.streams)), []
-    for place, question in enumerate(countings(count, _LONG_COUNT, start=5000)):
-        body = {
-            "model": session.model,
-            "messages": [{"role": "user", "content": question.prompt}],
-            "max_tokens": session.answer_tokens,
-            "temperature": 0,
-            "stream": True,
-        }
-        # at once, after the head, and in the middle
-        begun.append(session.client.hang_up(CHAT, body, place % 4))
+    count = max(_HUNG_UP, max(session.plan.streams))
+    questions = countings(count, _LONG_COUNT, start=5000)
+    # at once, after the head, and in the middle
+    begun = [session.hang_up(q.prompt, place % 4) for place, q in enumerate(questions)]
     try:
         async with asyncio.timeout(count * patience):
             await asyncio.gather(*begun)
