@@ -67,6 +67,7 @@ from pipeline.serving.smoke.model import THINKING_TOKENS, SmokePlan, SmokeResult
 from pipeline.serving.smoke.rungs.answers import run_in_sandbox
 from pipeline.serving.smoke.rungs.first import FIRST
 from pipeline.serving.smoke.rungs.length import LENGTH
+from pipeline.serving.smoke.rungs.soak import SOAK
 from pipeline.serving.smoke.rungs.speculation import SPECULATION
 from pipeline.serving.smoke.session import (
     Baseline,
@@ -89,6 +90,7 @@ class SmokeExpectations:
     model: str | None = None
     no_quality: bool = False
     no_tools: bool = False
+    no_cache: bool = False
     reasoning: bool = False
     vision: bool = False
     text_only: bool = False
@@ -118,6 +120,8 @@ class SmokeExpectations:
             values |= {"quality": False, "why_no_quality": "--no-quality"}
         if self.no_tools:
             values["tools"] = False
+        if self.no_cache:
+            values["caches"] = False
         if self.reasoning:
             values |= {"reasoning": True, "answer_tokens": THINKING_TOKENS}
         if self.contexts:
@@ -147,9 +151,12 @@ class SmokeRequest:
     keep: Path | None = None
     record: Path | None = None  # record a baseline in this file, and test nothing else
     baseline: Path | None = None
+    soak_s: float | None = None  # mixed work for so long, in place of the ladder
 
     @property
     def rungs(self) -> Sequence[Rung]:
+        if self.soak_s:
+            return (FIRST, SOAK)
         # a baseline is recorded of a server that answers, and of no other rung
         return LADDER[:1] if self.record else LADDER[: RUNGS.index(self.up_to) + 1]
 
@@ -164,6 +171,7 @@ class SmokeRequest:
             ChatClient(address, plan.limits, api_headers()), plan, run_in_sandbox
         )
         session.baseline = read_baseline(self.baseline) if self.baseline else None
+        session.soak_s = self.soak_s or 0.0
         return session
 
 
@@ -254,12 +262,18 @@ def _smoke_recipe(
     else:
         # restarts nothing, also not with a draft model: people may be using the server
         session.why_no_restart = session.why_no_drafting = "only with --restart"
+    if not server.context.site.host:
+        session.memory_bytes = server.memory_bytes
+    session.read_log = server.read_log
     begun = server.attempt()
     try:
         with kept_attempt(attempts_of(server.context.store), begun, "passed"):
             result = _tested(request, session, server.url, show, begun)
             if isinstance(result, SmokeResult):
-                _state_recipe(server, recipes, session, result, signing)
+                if request.soak_s:
+                    log.say("A soak is not stated beside the image; --output keeps its result.")
+                else:
+                    _state_recipe(server, recipes, session, result, signing)
                 _require_passed(result, session)
             return result
     except errors.SmokeFailed as error:
@@ -446,6 +460,25 @@ class RecipeServer:
         session.why_no_drafting = f"{self.recipe.name}: is served without a draft model"
         if self.drafts:
             session.start_drafting = lambda: _in_thread(partial(self.serve_again, drafting=True))
+
+    def memory_bytes(self) -> int | None:
+        """What its processes hold now, without cached files; none where the kernel does not tell.
+
+        https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
+        """
+        with suppress(OSError, ValueError, errors.NothingServed):
+            pid = find_served(self.engine, self.recipe.name).pid
+            groups = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines()
+            place = next(line[3:] for line in groups if line.startswith("0::"))
+            stat = Path(f"/sys/fs/cgroup{place}/memory.stat").read_text(encoding="utf-8")
+            return int(dict(line.split() for line in stat.splitlines())["anon"])
+        return None
+
+    def read_log(self) -> list[str]:
+        """What its engine has written so far."""
+        facts = find_served(self.engine, self.recipe.name)
+        data = b"".join(self.engine.output(facts.id, follow=False))
+        return data.decode(errors="replace").splitlines()
 
     def serve_again(self, *, drafting: bool, after: str | None = None) -> None:
         """The same with the draft model or without it, in the place of what runs."""

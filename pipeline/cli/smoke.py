@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
@@ -11,10 +12,28 @@ from pipeline.app.recipes import is_address
 from pipeline.app.smoke import RUNGS, SmokeExpectations, SmokeRequest
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, COUNTS, EXISTING_FILE, flag_option, query
+from pipeline.cli.options import (
+    ANY_PATH,
+    COUNTS,
+    EXISTING_FILE,
+    Read,
+    flag_option,
+    query,
+)
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.serving.smoke.model import SmokeResult
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+def read_duration(text: str) -> float:
+    """Seconds of `90s`, `30m` or `8h`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if not found or not (seconds := float(found[1]) * _UNITS[found[2]]):
+        raise ValueError(f"{text!r} is not a time such as 90s, 30m or 8h")
+    return seconds
+
 
 _OPTIONS = (
     click.option("--model", help="Name of the model [default: the first that the server has]."),
@@ -23,6 +42,7 @@ _OPTIONS = (
         help="Judge only what any sound server guarantees, for a model that cannot think.",
     ),
     flag_option("--no-tools", help="Expect no tool calls."),
+    flag_option("--no-cache", help="Expect a server that keeps nothing of earlier prompts."),
     flag_option("--reasoning", help="Expect a model that thinks before it answers."),
     flag_option("--vision", help="Expect a model that sees pictures."),
     flag_option("--text-only", help="Leave pictures out, also if the model sees."),
@@ -72,6 +92,13 @@ _OPTIONS = (
     "--output", "keep", type=ANY_PATH, help="Folder for the result and every request and answer."
 )
 @click.option("--record", type=ANY_PATH, help="Record greedy answers as a baseline, and stop.")
+@click.option(
+    "--soak",
+    "soak_s",
+    type=Read("duration", read_duration),
+    metavar="TIME",
+    help="In place of the ladder: mixed work for so long, such as 30m or 8h.",
+)
 @click.option("--baseline", type=EXISTING_FILE, help="Compare with a recorded baseline.")
 def smoke_command(
     workspace: Workspace, /, target: str, is_started: bool, as_json: bool, **options: Any
@@ -82,7 +109,8 @@ def smoke_command(
     leaves that server running; with --restart it restarts it and turns its draft model on last:
     where that changes answers, the recipe is served without it again. A server of --serve is
     always restarted. The ladder stops at the first rung that fails. A key for the server is read
-    from SM120_API_KEY. The result is stated and signed: of a recipe beside its image, of a URL
+    from SM120_API_KEY. --soak works for hours in place of the ladder, and Ctrl-C ends it with what
+    was found. The result is stated and signed: of a recipe beside its image, of a URL
     beside smoke.json, in the folder of --output or in the store.
     """
     request = SmokeRequest(target, start=is_started, **options)
@@ -91,6 +119,8 @@ def smoke_command(
         raise click.UsageError("--serve, --weights, --draft, --restart and --on are for a recipe")
     if not is_address(target) and (request.expected or (loads and not is_started)):
         raise click.UsageError("--recipe is for a URL; --weights and --draft are for --serve")
+    if request.soak_s and (request.record or request.baseline):
+        raise click.UsageError("--soak is in place of the ladder: without --record and --baseline")
 
     def show(result: SmokeResult, attempt: str | None) -> None:
         if as_json:

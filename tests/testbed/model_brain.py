@@ -39,9 +39,12 @@ def solve(text: str, seed: object = 0) -> str:
     """An answer in text."""
     if found := re.search(r"What is (-?\d+) ([-+*]) (-?\d+)\?", text):
         return str(_OPERATORS[found[2]](int(found[1]), int(found[3])))
-    if found := re.search(r"What is the secret number of (\w+)\?", text):
-        needle = re.search(rf"The secret number of {found[1]} is (\d+)\.", text)
+    if asked := re.findall(r"What is the secret number of (\w+)\?", text):
+        needle = re.search(rf"The secret number of {asked[-1]} is (\d+)\.", text)
         return needle[1] if needle else "I do not know that number."
+    if asked := re.findall(r"What is the code of record (\S+)\?", text):
+        needle = re.search(rf"Record {asked[-1]}: code (\d+)\.", text)
+        return needle[1] if needle else "There is no such record."
     if found := re.search(r"numbers from (\d+) to (\d+) as words in (\w+)", text):
         words = _NUMBER_WORDS[found[3]].split()[int(found[1]) - 1 : int(found[2])]
         return ", ".join(words)
@@ -52,6 +55,9 @@ def solve(text: str, seed: object = 0) -> str:
     if found := re.search(r"Python function `(\w+)\(n\)` that returns (.*?)\.", text):
         body = next(code for phrase, code in _CODE.items() if phrase in found[2])
         return f"```python\ndef {found[1]}(n):\n    {body}\n```"
+    if "Invent" in text:
+        words = (*_SUBJECTS, *_VERBS, *_OBJECTS)
+        return " ".join(words[chance("ship", seed, n) % len(words)] for n in range(6)) + "."
     if "random number" in text:
         return str(chance("random", seed) % 1_000_000 + 1)
     return _prose(text)

@@ -14,6 +14,7 @@ from typing import Any
 from tests.testbed.model_brain import chance
 from tests.testbed.model_eye import look_at
 from tests.testbed.model_faults_more import MORE_FAULTS
+from tests.testbed.model_faults_trial import AGENT_FAULTS, TRIAL_FAULTS
 from tests.testbed.model_server import Asked, Fault, Refusal, Reply, Token
 
 _LONG = 700  # tokens
@@ -778,9 +779,11 @@ FAULTS = [
     ),
     Fault(
         "usage lost after some requests",
-        "length",
+        "streams",
         body=_usage_lost_later,
-        chunks=lambda _, c: [x for x in c if isinstance(x, bytes) or not x.get("usage")],
+        chunks=lambda a, c: [
+            x for x in c if isinstance(x, bytes) or not x.get("usage") or a.number <= 120
+        ],
     ),
     Fault("garbage late in a long answer", "length", text=_when(_any, _late)),
     Fault("long answers end early", "length", text=_when(_any, _late_end)),
@@ -909,4 +912,6 @@ FAULTS = [
     ),
     Fault("draft model does not come up", "speculation", starts_drafting=False, needs="drafts"),
     *MORE_FAULTS,
+    *TRIAL_FAULTS,
+    *AGENT_FAULTS,
 ]

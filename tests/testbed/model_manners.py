@@ -109,7 +109,7 @@ def _nameless_context(asked: Asked, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _no_counts_in_streams(asked: Asked, chunks: list[Any]) -> list[Any]:
-    return [c for c in chunks if isinstance(c, bytes) or not c.get("usage")]
+    return [c for c in chunks if isinstance(c, bytes) or "type" in c or not c.get("usage")]
 
 
 def _pinging(_: Asked, chunks: list[Any]) -> list[Any]:
@@ -226,6 +226,81 @@ def small_room_server() -> ModelServer:
     return ModelServer(Fault(asked=_small_room), context=1024, reasons=True)
 
 
+def _marked(asked: Asked, data: bytes) -> bytes:
+    """A byte order mark before everything."""
+    return _with_body(data, lambda body: b"\xef\xbb\xbf" + body)
+
+
+def _with_fractions(_: Asked, reply: Reply) -> None:
+    """Integers as some JSON writers have them: 40.0."""
+    for call in reply.calls:
+        text = call["function"]["arguments"]
+        call["function"]["arguments"] = re.sub(r": (\d+)(?=[,}])", r": \1.0", text)
+
+
+def _nameless(asked: Asked, value: Any) -> Any:
+    """No ids, no kinds, no details of the usage."""
+    for part in value if isinstance(value, list) else [value]:
+        if isinstance(part, dict) and "choices" in part:
+            part.pop("id", None)
+            part.pop("object", None)
+            (part.get("usage") or {}).pop("prompt_tokens_details", None)
+    return value
+
+
+def _one_by_one(asked: Asked, data: bytes) -> bytes:
+    """Every answer says that the connection ends, and that a proxy was there."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    return head + b"\r\nConnection: close\r\nVia: 1.1 proxy\r\n\r\n" + body
+
+
+def _says_cut(asked: Asked, body: dict[str, Any]) -> dict[str, Any]:
+    """llama.cpp says that it shortened a prompt."""
+    return {**body, "truncated": asked.prompt_tokens >= 2048}
+
+
+def _null_usage(asked: Asked, chunks: list[Any]) -> list[Any]:
+    """`usage: null` and an empty `error` in every chunk but the last, as OpenAI has it."""
+    return [
+        {"usage": None, "error": None, "system_fingerprint": None, **c}
+        if isinstance(c, dict)
+        else c
+        for c in chunks
+    ]
+
+
+def _running_usage(asked: Asked, chunks: list[Any]) -> list[Any]:
+    """Usage in every chunk, as vLLM's continuous_usage_stats."""
+    last = next((c["usage"] for c in chunks if isinstance(c, dict) and c.get("usage")), None)
+    return [
+        {**c, "usage": last} if last and isinstance(c, dict) and c.get("choices") else c
+        for c in chunks
+    ]
+
+
+def _lines_of_ten(_: Asked, text: str) -> str:
+    """A new line after every tenth number."""
+    parts = text.split(", ")
+    if len(parts) < 100:
+        return text
+    rows = [", ".join(parts[n : n + 10]) for n in range(0, len(parts), 10)]
+    return ",\n".join(rows)
+
+
+class SlowServer(ModelServer):
+    """Answers one after the other, each in ten milliseconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = asyncio.Lock()
+
+    async def _answer(self, *arguments: Any) -> bytes:
+        answer = await super()._answer(*arguments)
+        async with self.turn:
+            await asyncio.sleep(0.01)
+        return answer
+
+
 MANNERS: dict[str, ModelServer] = {
     "vLLM": ThinkingServer(Fault(body=_vllm_models, chunks=_vllm_chunks)),
     "SGLang": ModelServer(
@@ -233,7 +308,7 @@ MANNERS: dict[str, ModelServer] = {
     ),
     "no logprobs, no counts in streams": ModelServer(
         Fault(
-            asked=_refuse(lambda a: "logprobs" in a.body, 501),
+            asked=_refuse(lambda a: bool({"logprobs", "stream_options"} & a.body.keys()), 501),
             chunks=_no_counts_in_streams,
             raw=_word_of_health,
         )
@@ -248,5 +323,15 @@ MANNERS: dict[str, ModelServer] = {
     "comments, and events of several lines": ModelServer(Fault(chunks=_pinging, raw=_old_http)),
     "pieces of three bytes": ModelServer(Fault(raw=_small_chunks)),
     "so many at once": BusyServer(),
+    "a byte order mark before the first event": ModelServer(Fault(raw=_marked)),
+    "integers written as 40.0": ModelServer(Fault(reply=_with_fractions)),
+    "no ids, no details of the usage": ModelServer(Fault(body=_nameless, chunks=_nameless)),
+    "one choice only": ModelServer(Fault(asked=_refuse(lambda a: a.body.get("n", 1) > 1, 400))),
+    "a connection for each answer": ModelServer(Fault(raw=_one_by_one)),
+    "prompts cut, and it says so": ModelServer(Fault(body=_says_cut, cuts_prompts=True)),
+    "null in every chunk": ModelServer(Fault(chunks=_null_usage)),
+    "usage in every chunk": ModelServer(Fault(chunks=_running_usage)),
+    "a new line after ten numbers": ModelServer(Fault(text=_lines_of_ten)),
+    "one after the other": SlowServer(),
     "an end as probable as going on": EndingServer(),
 }

@@ -1,8 +1,8 @@
 """A model server for the edge of the network: sound, unless it is told one fault.
 
 It speaks what vLLM, SGLang and llama.cpp speak: /v1/models, /v1/chat/completions, whole and as a
-stream, with tools, schemas and logprobs, and /v1/messages. What it answers comes from a small
-brain; how it goes wrong is in `model_faults`.
+stream, with tools, schemas and logprobs, /v1/messages and /v1/responses. What it answers comes from
+a small brain; how it goes wrong is in `model_faults`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
+from zlib import crc32
 
 from pipeline.serving.smoke.client import Gone
 from tests.testbed.model_brain import chance, choose_calls, fill, solve
@@ -26,6 +28,8 @@ _TOKEN = re.compile(r"\s*\S{1,6}|\s+")
 _OTHERS = (" the", " of", " and", " river", " zwei")
 # Turns of the event loop without a new request, after which all that were sent are there.
 _QUIET_TURNS = 15
+_PART_BYTES = 4096  # of a stream, written at once
+_BLOCK = 64  # characters of a prompt that are kept together
 
 
 @dataclass
@@ -43,6 +47,11 @@ class Asked:
     restarts: int
     is_drafting: bool
     picture: bytes | None  # the last one of the messages
+    cached_tokens: int = 0  # of a prompt that began like an earlier one
+    connection: int = 0  # a number for each
+    reuses: int = 0  # requests that the connection carried before
+    cancels: int = 0  # answers that clients did not wait for
+    aborted: str = ""  # what the last of them would have read
 
     @property
     def is_stream(self) -> bool:
@@ -50,7 +59,14 @@ class Asked:
 
     @property
     def tools(self) -> list[Any]:
-        return list(self.body.get("tools") or [])
+        """In the form of chat completions; the other endpoints write them flat."""
+        tools = self.body.get("tools") or []
+        return [
+            t
+            if "function" in t
+            else {"function": {**t, "parameters": t.get("input_schema") or t.get("parameters")}}
+            for t in tools
+        ]
 
     @property
     def thinks(self) -> bool:
@@ -80,6 +96,9 @@ class Reply:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     content_is_null: bool = False
+    id: str = ""
+    cached_tokens: int | None = None  # none: the server does not say
+    choices: int = 1
 
 
 class Refusal(Exception):
@@ -111,6 +130,27 @@ def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
     return content if isinstance(content, list) else [{"text": str(content or "")}]
 
 
+def _as_chat(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The request of another endpoint with the messages of chat completions."""
+    given = body.get("input", body.get("messages", []))
+    first = body.get("instructions", body.get("system"))
+    messages = [{"role": "system", "content": first}] if first else []
+    for item in [{"role": "user", "content": given}] if isinstance(given, str) else given:
+        content = item.get("content")
+        blocks = content if isinstance(content, list) else []
+        results = [b for b in blocks if b.get("type") == "tool_result"]
+        if item.get("type") == "function_call_output":
+            messages.append({"role": "tool", "content": item["output"]})
+        elif item.get("type") == "function_call":
+            messages.append({"role": "assistant", "content": ""})
+        elif results:
+            messages.append({"role": "tool", "content": results[0]["content"]})
+        else:
+            messages.append(item)
+    most = body.get("max_output_tokens", body.get("max_tokens"))
+    return {**body, "messages": messages, "max_tokens": most}
+
+
 def _decoded(url: str) -> bytes:
     return base64.b64decode(url.partition("base64,")[2])
 
@@ -129,9 +169,12 @@ class Fault:
     raw: Callable[[Asked, bytes], bytes] = _same
     metrics: Callable[[Asked], str] = _draft_counts
     delay_s: Callable[[Asked], float] = lambda _: 0.0
+    is_kept: Callable[[Asked], bool] = lambda _: True  # whether prompts are kept for later ones
     # `reasoning`, `restart`, `baseline`, `drafts`, `vision` or `no logprobs`
     needs: str = ""
     starts_drafting: bool = True
+    cuts_prompts: bool = False  # what is longer than the context is cut, not refused
+    memory_bytes: Callable[[Asked], float] = lambda _: 2e9
 
 
 def tokenize(text: str) -> list[str]:
@@ -168,8 +211,10 @@ class ModelServer:
         self.reasons, self.has_ties, self.delay_s = reasons, has_ties, delay_s
         self.has_logprobs, self.can_count_only = has_logprobs, can_count_only
         self.is_drafting = is_drafting
-        self.requests = self.active = self.restarts = 0
+        self.requests = self.active = self.restarts = self.connections = self.cancels = 0
         self.seen: dict[str, int] = {}
+        self.kept: set[int] = set()  # beginnings of prompts, block by block
+        self.aborted = ""
 
     async def restart(self) -> None:
         """What a restart leaves: files of a cache on disk, so the server knows that it was one."""
@@ -182,32 +227,67 @@ class ModelServer:
         self.is_drafting = True
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request, one connection."""
+        """Requests of one connection, in turn."""
+        self.connections += 1
+        place, reuses = (self.connections, 0), 0
         self.active += 1
+        is_active = True
         try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            method, path, _ = head.split(" ", 2)
-            length = re.search(r"content-length: (\d+)", head, re.I)
-            data = await reader.readexactly(int(length[1]) if length else 0)
-            writer.write(await self._answer(method, path, data))
-            await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                self.active += not is_active
+                is_active = True
+                method, path, _ = head.split(" ", 2)
+                length = re.search(r"content-length: (\d+)", head, re.I)
+                data = await reader.readexactly(int(length[1]) if length else 0)
+                answer = await self._answer(method, path, data, (place[0], reuses))
+                await self._write(reader, writer, answer)
+                self.active -= 1
+                is_active = False
+                reuses += 1
+                if re.search("connection: close", head, re.I) or b"HTTP/1.0" in answer[:8]:
+                    break
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
-            self.active -= 1
+            self.active -= is_active
             writer.close()
 
-    async def _answer(self, method: str, path: str, data: bytes) -> bytes:
+    async def _write(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bytes
+    ) -> None:
+        """Long streams in parts, so that a client can hang up in between."""
+        if len(answer) < _PART_BYTES or b"text/event-stream" not in answer[:200]:
+            writer.write(answer)
+            return await writer.drain()
+        for at in range(0, len(answer), _PART_BYTES):
+            writer.write(answer[at : at + _PART_BYTES])
+            await writer.drain()
+            for _ in range(4):
+                await asyncio.sleep(0)
+            if reader.at_eof():
+                self.cancels += 1
+                rest = re.findall(rb'"content": "([^"]*)"', answer[at + _PART_BYTES :])
+                self.aborted = b"".join(rest).decode()
+                raise ConnectionResetError
+
+    async def _answer(
+        self, method: str, path: str, data: bytes, place: tuple[int, int] = (0, 0)
+    ) -> bytes:
         load = await self._settled()
         asked = self._asked(path, json.loads(data) if data else {}, load)
+        asked.connection, asked.reuses = place
+        asked.cancels, asked.aborted = self.cancels, self.aborted
         try:
             await asyncio.sleep(self.delay_s + self.fault.delay_s(asked))
             self.fault.asked(asked)
-            if asked.path == "/metrics" and self.is_drafting:
-                return _http(200, self.fault.metrics(asked).encode(), "text/plain")
+            if asked.path == "/metrics":
+                drafts = self.fault.metrics(asked) if self.is_drafting else ""
+                memory = f"process_resident_memory_bytes {self.fault.memory_bytes(asked):g}\n"
+                return _http(200, (memory + drafts).encode(), "text/plain")
             if method == "GET":
                 return self.fault.raw(asked, _http(200, json.dumps(self._got(asked)).encode()))
-            if asked.prompt_tokens >= self.context:
+            if asked.prompt_tokens >= self.context and not self.fault.cuts_prompts:
                 raise Refusal(400, "the prompt is longer than the context")
             return self.fault.raw(asked, self._written(asked))
         except Refusal as error:
@@ -224,24 +304,35 @@ class ModelServer:
 
     def _asked(self, path: str, body: dict[str, Any], load: int) -> Asked:
         self.requests += 1
+        if path in ("/v1/messages", "/v1/responses"):
+            body = _as_chat(path, body)
         parts = [part for m in body.get("messages", []) for part in _parts(m)]
         text = "\n".join(part["text"] for part in parts if "text" in part)
         pictures = [part["image_url"]["url"] for part in parts if "image_url" in part]
         times = self.seen.get(text, 0)
         self.seen[text] = times + 1
-        return Asked(
+        blocks = [0]
+        for at in range(0, len(text) - _BLOCK, _BLOCK):
+            blocks.append(crc32(text[at : at + _BLOCK].encode(), blocks[-1]))
+        hits = list(takewhile(self.kept.__contains__, blocks[1:]))
+        prompt_tokens = len(tokenize(text)) + 4 * len(body.get("messages", []))
+        asked = Asked(
             path=path,
             body=body,
             number=self.requests,
             load=load,
             times=times,
             prompts=len(self.seen),
-            prompt_tokens=len(tokenize(text)) + 4 * len(body.get("messages", [])),
+            prompt_tokens=prompt_tokens,
             text=text,
             restarts=self.restarts,
             is_drafting=self.is_drafting,
             picture=_decoded(pictures[-1]) if pictures else None,
+            cached_tokens=prompt_tokens * len(hits) * _BLOCK // max(1, len(text)),
         )
+        if self.fault.is_kept(asked):
+            self.kept.update(blocks[1:])
+        return asked
 
     def _got(self, asked: Asked) -> Any:
         if asked.path == "/health":
@@ -254,15 +345,23 @@ class ModelServer:
     def _written(self, asked: Asked) -> bytes:
         if asked.path == "/v1/messages":
             return _messages(asked, self.fault, self.think(asked))
+        if asked.path == "/v1/responses":
+            return _responses(asked, self.fault, self.think(asked))
         if asked.path != "/v1/chat/completions":
             raise Refusal(404, "there is no such page")
         if asked.body.get("logprobs") and not self.has_logprobs:
             raise Refusal(400, "logprobs are not supported")
-        reply = self.think(asked)
+        several = range(asked.body.get("n") or 1)
+        replies = [self.think(replace(asked, number=asked.number + 1000 * k)) for k in several]
+        reply = replies[0]
         if asked.is_stream:
-            chunks = self.fault.chunks(asked, _chunks(asked, reply))
+            more = [c for k in several[1:] for c in _chunks(asked, replies[k], k)[:-2]]
+            chunks = self.fault.chunks(asked, [*more, *_chunks(asked, reply)])
             return _http(200, b"".join(map(_event, chunks)), "text/event-stream")
-        body = self.fault.body(asked, _whole(asked, reply))
+        body = _whole(asked, reply)
+        for k in several[1:]:
+            body["choices"].append({**_whole(asked, replies[k])["choices"][0], "index": k})
+        body = self.fault.body(asked, body)
         return _http(200, json.dumps(body, ensure_ascii=False).encode())
 
     def think(self, asked: Asked) -> Reply:
@@ -270,7 +369,8 @@ class ModelServer:
         reply = self._thought(asked)
         reply.text = self.fault.text(asked, reply.text)
         reply.tokens = self._tokens(asked, reply.text)
-        reply.prompt_tokens = asked.prompt_tokens
+        reply.prompt_tokens, reply.id = asked.prompt_tokens, f"answer-{asked.number}"
+        reply.cached_tokens = min(asked.cached_tokens, asked.prompt_tokens - 1)
         _cut(reply, asked.body)
         thought = len(tokenize(reply.reasoning)) + sum(len(str(c)) for c in reply.calls)
         reply.completion_tokens = len(reply.tokens) + thought
@@ -286,7 +386,8 @@ class ModelServer:
             return Reply(f"The tool says: {last['content']}.")
         if asked.picture is not None:
             return Reply(look_at(asked.picture, text))
-        if calls := choose_calls(asked.tools, text):
+        said = "\n".join(part.get("text", "") for part in _parts(last))
+        if calls := choose_calls(asked.tools, said):
             return Reply("", calls=_calls(asked, calls), finish="tool_calls")
         wanted = asked.body.get("response_format") or {}
         if wanted.get("type") == "json_schema":
@@ -300,6 +401,11 @@ class ModelServer:
 
     def _tokens(self, asked: Asked, text: str) -> list[Token]:
         tokens = [Token(t.text, t.logprob, list(t.others)) for t in _known_tokens(text)]
+        if "Invent" in asked.text and not self.can_count_only:
+            # many words are as good: what is chosen at a high temperature differs each time
+            for token in tokens:
+                token.logprob = -1.5
+                token.others = [(o, -1.6 - n / 10) for n, (o, _) in enumerate(token.others)]
         if self.has_ties and len(tokens) > 8 and text[0].isdigit():
             # two openings that are equally probable: which one wins depends on the batch
             openings = ("So: ", "OK: ")
@@ -346,9 +452,11 @@ def _logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
     }
 
 
-def _usage(reply: Reply) -> dict[str, int]:
+def _usage(reply: Reply) -> dict[str, Any]:
     total = reply.prompt_tokens + reply.completion_tokens
+    cached = reply.cached_tokens
     return {
+        **({} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}),
         "prompt_tokens": reply.prompt_tokens,
         "completion_tokens": reply.completion_tokens,
         "total_tokens": total,
@@ -366,14 +474,16 @@ def _whole(asked: Asked, reply: Reply) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": reply.finish}
     if asked.body.get("logprobs"):
         choice["logprobs"] = _logprobs(reply.written or reply.tokens)
-    return {"model": reply.model, "choices": [choice], "usage": _usage(reply)}
+    head = {"id": reply.id, "object": "chat.completion", "model": reply.model}
+    return {**head, "choices": [choice], "usage": _usage(reply)}
 
 
-def _chunks(asked: Asked, reply: Reply) -> list[Any]:
+def _chunks(asked: Asked, reply: Reply, place: int = 0) -> list[Any]:
     """The answer as chunks: reasoning, then text token by token, then calls in pieces."""
     deltas: list[tuple[dict[str, Any], Any]] = []
     deltas += [({"reasoning_content": t}, None) for t in tokenize(reply.reasoning)]
-    deltas += [({"content": t.text}, _logprobs([t])) for t in reply.tokens]
+    has_logprobs = bool(asked.body.get("logprobs"))
+    deltas += [({"content": t.text}, has_logprobs and _logprobs([t])) for t in reply.tokens]
     for index, call in enumerate(reply.calls):
         function = call["function"]
         first = {**call, "index": index, "function": {"name": function["name"], "arguments": ""}}
@@ -382,14 +492,15 @@ def _chunks(asked: Asked, reply: Reply) -> list[Any]:
             part = {"index": index, "function": {"arguments": piece}}
             deltas.append(({"tool_calls": [part]}, None))
     chunks: list[Any] = []
+    head = {"id": reply.id, "object": "chat.completion.chunk", "model": reply.model}
     for delta, logprobs in deltas:
-        choice = {"index": 0, "delta": delta, "finish_reason": None}
+        choice = {"index": place, "delta": delta, "finish_reason": None}
         if asked.body.get("logprobs"):
             choice["logprobs"] = logprobs
-        chunks.append({"model": reply.model, "choices": [choice]})
-    end = {"index": 0, "delta": {}, "finish_reason": reply.finish}
-    chunks.append({"model": reply.model, "choices": [end]})
-    chunks.append({"model": reply.model, "choices": [], "usage": _usage(reply)})
+        chunks.append({**head, "choices": [choice]})
+    end = {"index": place, "delta": {}, "finish_reason": reply.finish}
+    chunks.append({**head, "choices": [end]})
+    chunks.append({**head, "choices": [], "usage": _usage(reply)})
     return [*chunks, b"data: [DONE]\n\n"]
 
 
@@ -400,17 +511,81 @@ def _event(value: Any) -> bytes:
 
 
 def _messages(asked: Asked, fault: Fault, reply: Reply) -> bytes:
+    """As Anthropic's API writes them."""
     stop = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}[reply.finish]
-    usage = {"input_tokens": reply.prompt_tokens, "output_tokens": reply.completion_tokens}
+    cached = reply.cached_tokens or 0
+    usage = {"input_tokens": reply.prompt_tokens - cached, "output_tokens": reply.completion_tokens}
+    if reply.cached_tokens is not None:
+        usage["cache_read_input_tokens"] = cached
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": reply.text}] if reply.text else []
+    for call in reply.calls:
+        function = call["function"]
+        used = {"type": "tool_use", "id": call["id"], "name": function["name"]}
+        blocks.append({**used, "input": json.loads(function["arguments"])})
+    head = {"id": reply.id, "type": "message", "role": "assistant", "model": reply.model}
     if not asked.is_stream:
-        block = [{"type": "text", "text": reply.text}]
-        body = {"type": "message", "content": block, "stop_reason": stop, "usage": usage}
+        body = {**head, "content": blocks, "stop_reason": stop, "usage": usage}
         return _http(200, json.dumps(fault.body(asked, body), ensure_ascii=False).encode())
-    deltas: list[Any] = [
-        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": t.text}}
-        for t in reply.tokens
-    ]
-    events = fault.chunks(asked, [*deltas, {"type": "message_stop"}])
+    start = {**head, "content": [], "stop_reason": None, "usage": usage}
+    events: list[Any] = [{"type": "message_start", "message": start}]
+    for place, block in enumerate(blocks):
+        empty = {"text": ""} if block["type"] == "text" else {"input": {}}
+        at = {"index": place}
+        events.append({"type": "content_block_start", **at, "content_block": {**block, **empty}})
+        if block["type"] == "text":
+            deltas = [{"type": "text_delta", "text": t.text} for t in reply.tokens]
+        else:
+            text = json.dumps(block["input"], ensure_ascii=False)
+            pieces = re.findall(r"(?s).{1,7}", text)
+            deltas = [{"type": "input_json_delta", "partial_json": piece} for piece in pieces]
+        events += [{"type": "content_block_delta", **at, "delta": delta} for delta in deltas]
+        events.append({"type": "content_block_stop", **at})
+    events.append({"type": "message_delta", "delta": {"stop_reason": stop}, "usage": usage})
+    events = fault.chunks(asked, [*events, {"type": "message_stop"}])
+    return _http(200, b"".join(map(_event, events)), "text/event-stream")
+
+
+def _responses(asked: Asked, fault: Fault, reply: Reply) -> bytes:
+    """As OpenAI's newer API writes them, which Codex speaks."""
+    usage: dict[str, Any] = {
+        "input_tokens": reply.prompt_tokens,
+        "output_tokens": reply.completion_tokens,
+        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+    }
+    if reply.cached_tokens is not None:
+        usage["input_tokens_details"] = {"cached_tokens": reply.cached_tokens}
+    output: list[dict[str, Any]] = []
+    if reply.text:
+        content = [{"type": "output_text", "text": reply.text, "annotations": []}]
+        output.append({"type": "message", "role": "assistant", "content": content})
+    for call in reply.calls:
+        output.append({"type": "function_call", "call_id": call["id"], **call["function"]})
+    is_cut = reply.finish == "length"
+    body = {
+        "id": reply.id,
+        "object": "response",
+        "status": "incomplete" if is_cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "model": reply.model,
+        "output": output,
+        "usage": usage,
+    }
+    if not asked.is_stream:
+        return _http(200, json.dumps(fault.body(asked, body), ensure_ascii=False).encode())
+    events: list[Any] = [{"type": "response.created", "response": {**body, "output": []}}]
+    for place, item in enumerate(output):
+        at = {"output_index": place}
+        added = {**item, **({"content": []} if "content" in item else {"arguments": ""})}
+        events.append({"type": "response.output_item.added", **at, "item": added})
+        if item["type"] == "message":
+            kind, deltas = "response.output_text", [t.text for t in reply.tokens]
+        else:
+            kind = "response.function_call_arguments"
+            deltas = re.findall(r"(?s).{1,7}", item["arguments"])
+        events += [{"type": f"{kind}.delta", **at, "delta": delta} for delta in deltas]
+        events.append({"type": "response.output_item.done", **at, "item": item})
+    end = "response.incomplete" if is_cut else "response.completed"
+    events = fault.chunks(asked, [*events, {"type": end, "response": body}])
     return _http(200, b"".join(map(_event, events)), "text/event-stream")
 
 

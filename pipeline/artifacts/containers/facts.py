@@ -46,6 +46,7 @@ class ContainerFacts(_Inspected):
     exit_code: int = Field(validation_alias=AliasPath("State", "ExitCode"))
     out_of_memory: bool = Field(default=False, validation_alias=AliasPath("State", "OOMKilled"))
     started_at: str = Field(default="", validation_alias=AliasPath("State", "StartedAt"))
+    pid: int = Field(default=0, validation_alias=AliasPath("State", "Pid"))  # 0: it does not run
 
     @property
     def recipe(self) -> str:

@@ -97,12 +97,15 @@ class FramedAnswer:
                 if (length := int(digits, 16)) > self.most_bytes:
                     raise Malformed(f"the answer is larger than {self.most_bytes} bytes")
                 if length == 0:
-                    if size < line_end + 4 and not self.is_last:
+                    # trailers may follow; an empty line ends them
+                    end = data.find(b"\r\n\r\n", line_end)
+                    if end < 0 and not self.is_last:
+                        if size - at > _MOST_HEAD_BYTES:
+                            raise Malformed("the trailers of the answer are too long")
                         self._rest = data[at:]
                         return self.whole
                     self.whole = True
-                    # trailers that a server may add are none of an event stream
-                    if size > line_end + 4 and not self.is_last:
+                    if size > end + 4 and not self.is_last:
                         raise Malformed("bytes follow the end of the answer")
                     return self.whole
                 self._chunk_left = length + 2

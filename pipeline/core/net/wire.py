@@ -96,6 +96,19 @@ class _TimedAnswer(FramedAnswer):
         self.pieces.append((now - self.started, data))
 
 
+@dataclass
+class KeptConnection:
+    """A connection for several requests in turn; none is open before the first."""
+
+    streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+    reuses: int = 0
+
+    def close(self) -> None:
+        if self.streams:
+            self.streams[1].close()
+        self.streams = None
+
+
 async def send(
     address: Address,
     method: str,
@@ -105,15 +118,20 @@ async def send(
     *,
     limit_s: float,
     most_bytes: int,
+    kept: KeptConnection | None = None,
+    hang_up_after: int | None = None,
 ) -> Raw:
-    """One request, its whole answer; `AnswerLost` where that does not come in time."""
-    answer = _TimedAnswer(most_bytes=most_bytes, is_last=True)
+    """One request, its whole answer; `AnswerLost` where that does not come in time.
+
+    `hang_up_after` so many pieces of the answer the connection is closed, as users do.
+    """
+    answer = _TimedAnswer(most_bytes=most_bytes, is_last=kept is None)
     lines = {
         "Host": address.netloc,
         "User-Agent": "sm120-smoke",
         "Accept-Encoding": "identity",
         # a connection each: what streams share is the server, not a socket
-        "Connection": "close",
+        "Connection": "keep-alive" if kept else "close",
         "Content-Length": str(len(body)),
         **headers,
     }
@@ -121,7 +139,10 @@ async def send(
     request = f"{method} {address.base}{path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + body
     try:
         async with asyncio.timeout(limit_s):
-            if address.socket:
+            if kept and kept.streams:
+                reader, writer = kept.streams
+                kept.streams, kept.reuses = None, kept.reuses + 1
+            elif address.socket:
                 reader, writer = await asyncio.open_unix_connection(address.socket)
             else:
                 context = tls_context() if address.is_tls else None
@@ -132,6 +153,8 @@ async def send(
                 writer.write(request)
                 await writer.drain()
                 while not answer.whole:
+                    if hang_up_after is not None and len(answer.pieces) >= hang_up_after:
+                        raise AnswerLost("the client hung up", answer.pieces)
                     data = await reader.read(_PIECE_BYTES)
                     if data:
                         answer.feed(data, time.monotonic())
@@ -142,7 +165,10 @@ async def send(
                 seconds = time.monotonic() - answer.started
                 return Raw(answer.status, answer.headers, answer.pieces, seconds)
             finally:
-                writer.close()
+                if kept and answer.whole and answer.reusable:
+                    kept.streams = reader, writer
+                else:
+                    writer.close()
     except TimeoutError as error:
         raise AnswerLost(f"no whole answer within {limit_s:g} s", answer.pieces) from error
     except ConnectionRefusedError as error:

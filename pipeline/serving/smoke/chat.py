@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.serving.smoke.client import ChatClient, Unsound
+from pipeline.serving.smoke.client import ChatClient, Unsound, error_in
 from pipeline.serving.smoke.model import Exchange
 
 CHAT = "/v1/chat/completions"
@@ -58,10 +58,15 @@ class _Logprobs(_Foreign):
 
 
 class _Choice(_Foreign):
+    index: int | None = None
     message: _Message | None = None
     delta: _Message | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
+
+
+class _PromptDetails(_Foreign):
+    cached_tokens: int | None = None
 
 
 class Usage(_Foreign):
@@ -70,9 +75,16 @@ class Usage(_Foreign):
     prompt_tokens: int
     completion_tokens: int = 0
     total_tokens: int
+    prompt_tokens_details: _PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompt that were kept from earlier ones; none: the server does not say."""
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
 
 class _Completion(_Foreign):
+    id: str | int | None = None
     model: str = ""
     choices: list[_Choice] = Field(default=[])
     usage: Usage | None = None
@@ -110,6 +122,7 @@ class ChatAnswer:
     exchange: Exchange
     first_token_s: float
     is_stream: bool
+    ids: frozenset[str] = frozenset()  # of the answer; a stream repeats it in every chunk
 
     @property
     def text(self) -> str:
@@ -139,7 +152,7 @@ async def ask_chat(
     is_stream = options.pop("stream", False)
     body = {"model": model, "messages": list(messages), **options}
     if is_stream:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body |= {"stream": True}
         exchange, events = await client.stream(CHAT, body)
         return _joined(exchange, [(at, _completion(value)) for at, value in events], is_stream)
     exchange, value = await client.post(CHAT, body)
@@ -151,10 +164,35 @@ async def ask_chat(
     return _joined(exchange, [(exchange.seconds, whole)], is_stream)
 
 
+async def ask_choices(
+    client: ChatClient, model: str, prompt: str, number: int, **options: Any
+) -> dict[int, str]:
+    """So many answers to one prompt in one request, by their index, whole or in a stream."""
+    messages = [{"role": "user", "content": prompt}]
+    body = {"model": model, "messages": messages, "n": number, **options}
+    texts: dict[int, str] = {}
+    if options.get("stream"):
+        _, events = await client.stream(CHAT, body)
+        for _, value in events:
+            for choice in _completion(value).choices:
+                part = choice.delta or _Message()
+                text = (part.reasoning_content or part.reasoning or "") + (part.content or "")
+                texts[choice.index or 0] = texts.get(choice.index or 0, "") + text
+        return texts
+    _, value = await client.post(CHAT, body)
+    for choice in _completion(value).choices:
+        part = choice.message or _Message()
+        if (choice.index or 0) in texts:
+            raise Unsound(f"two choices have the index {choice.index}")
+        text = (part.reasoning_content or part.reasoning or "") + (part.content or "")
+        texts[choice.index or 0] = text
+    return texts
+
+
 def _completion(value: Any) -> _Completion:
     # some servers report a failure in mid-stream as an event, or with status 200
-    if isinstance(value, dict) and value.get("error"):
-        raise Unsound(f"the answer holds an error: {str(value['error'])[:200]}")
+    if words := error_in(value):
+        raise Unsound(f"the answer holds an error: {words}")
     try:
         return _Completion.model_validate(value)
     except ValidationError as error:
@@ -212,6 +250,7 @@ def _joined(
         exchange=exchange,
         first_token_s=exchange.seconds if first is None else first,
         is_stream=is_stream,
+        ids=frozenset(str(chunk.id) for _, chunk in chunks if chunk.id),
     )
 
 

@@ -8,7 +8,8 @@ import re
 import time
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -16,7 +17,7 @@ from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.log import redacted
 from pipeline.core.model import sha256_of
 from pipeline.core.net.timing import retry_after_s
-from pipeline.core.net.wire import Address, AnswerLost, Raw, send
+from pipeline.core.net.wire import Address, AnswerLost, KeptConnection, Raw, send
 from pipeline.serving.smoke.model import ChatLimits, Exchange
 
 _JSON = {"Content-Type": "application/json"}
@@ -55,6 +56,10 @@ class RequestRefused(Unsound):
         return self.status in _FIELD_REFUSED
 
 
+class HungUp(Exception):
+    """The client closed the connection in mid-answer, as it was told."""
+
+
 class NotOffered(Exception):
     """The server refuses something that it need not have."""
 
@@ -68,6 +73,11 @@ class ChatClient:
     headers: Mapping[str, str] = field(default_factory=dict)
     check: str = ""
     exchanges: list[Exchange] = field(default_factory=list)
+    kept: KeptConnection | None = None  # carries all requests of this client, one after the other
+
+    def on_one_connection(self) -> ChatClient:
+        """The same server and the same evidence, with a connection that stays open."""
+        return replace(self, kept=KeptConnection())
 
     async def get(self, path: str, *, optional: bool = False) -> tuple[Exchange, Any]:
         """A small answer as JSON; what is `optional` may be missing: `NotOffered` is no fault."""
@@ -87,57 +97,62 @@ class ChatClient:
         return raw.data.decode(errors="replace")
 
     async def stream(
-        self, path: str, body: Mapping[str, Any], *, has_done: bool = True
+        self, path: str, body: Mapping[str, Any], *, has_done: bool = True, optional: bool = False
     ) -> tuple[Exchange, list[tuple[float, Any]]]:
         """The events of a stream as JSON, with the time of each; `[DONE]` is not among them.
 
         A stream without its end is refused.
         https://html.spec.whatwg.org/multipage/server-sent-events.html
         """
-        exchange, raw = await self._exchange("POST", path, body)
+        exchange, raw = await self._exchange("POST", path, body, optional)
         if "text/event-stream" not in raw.headers.get("content-type", "").lower():
             raise Unsound("a stream was asked for, and the answer is none")
-        events: list[tuple[float, bytes]] = []
-        data: list[bytes] = []
-        # pieces are joined first: one may end in a line, in a character, or between CR and LF
-        ends = list(accumulate(len(piece) for _, piece in raw.pieces))
-        # a stream may begin with a byte order mark
-        skipped = len(_BOM) if raw.data.startswith(_BOM) else 0
-        # an empty line at the very end ends the last event
-        for match in _LINE.finditer(raw.data.removeprefix(_BOM)):
-            line = match[1]
-            if line.startswith(b"data:"):
-                data.append(line[5:].strip())
-            elif not line and data:
-                # the time at which the line was whole
-                piece = bisect_left(ends, match.end() + skipped)
-                at = raw.pieces[piece][0] if piece < len(ends) else raw.seconds
-                events.append((at, b"\n".join(data)))
-                data = []
+        events = _events(raw)
         is_done = bool(events) and events[-1][1] == b"[DONE]"
         if has_done and not is_done:
-            raise Unsound("the stream ended without [DONE]")
+            raise Unsound("the stream ended without [DONE]" + _error_words(raw))
         # vLLM sends it in /v1/messages, too, where message_stop is the end
         whole = events[:-1] if is_done else events
         return exchange, [(at, self._json(each)) for at, each in whole]
 
+    async def hang_up(self, path: str, body: Mapping[str, Any], after: int) -> None:
+        """Ask for a stream, and close the connection after so many pieces of it."""
+        with suppress(HungUp):
+            await self._exchange("POST", path, body, hang_up_after=after)
+
     async def _exchange(
-        self, method: str, path: str, body: Mapping[str, Any] | None, optional: bool = False
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        optional: bool = False,
+        hang_up_after: int | None = None,
     ) -> tuple[Exchange, Raw]:
         """One good answer; a server that takes only so many requests at once is asked again."""
         deadline, tries = time.monotonic() + self.limits.request_s, 0
+        lost: AnswerLost | None
         headers, most_bytes, data = {**_JSON, **self.headers}, self.limits.most_bytes, b""
         if body is not None:
             data = json.dumps(body, ensure_ascii=False).encode()
             # a hundred answers that never end must fit into memory
-            most_bytes = min(most_bytes, _FRAME_BYTES + _TOKEN_BYTES * int(body["max_tokens"]))
+            asked_tokens = int(body.get("max_tokens") or body.get("max_output_tokens") or 0)
+            most_bytes = min(most_bytes, _FRAME_BYTES + _TOKEN_BYTES * asked_tokens)
         request = self.address, method, path, data, headers
         while True:
-            began = time.monotonic()
-            lost: AnswerLost | None = None
+            began, lost = time.monotonic(), None
+            is_reused = bool(self.kept and self.kept.streams)
             try:
-                raw = await send(*request, limit_s=self.limits.request_s, most_bytes=most_bytes)
+                raw = await send(
+                    *request,
+                    limit_s=self.limits.request_s,
+                    most_bytes=most_bytes,
+                    kept=self.kept,
+                    hang_up_after=hang_up_after,
+                )
             except AnswerLost as error:
+                # a server may end a connection that waits: rfc-editor.org/rfc/rfc9112#section-9.3.1
+                if is_reused and not error.pieces:
+                    continue
                 lost, raw = error, Raw(0, {}, error.pieces, time.monotonic() - began)
             exchange = Exchange(
                 number=len(self.exchanges),
@@ -152,8 +167,11 @@ class ChatClient:
                 error=str(lost or ""),
             )
             self.exchanges.append(exchange)
+            if lost and hang_up_after is not None and len(lost.pieces) >= hang_up_after:
+                raise HungUp
             if lost:
-                raise (Unsound if lost.pieces else Gone)(str(lost)) from lost
+                kind = Unsound if lost.pieces else Gone
+                raise kind(str(lost) + _error_words(raw)) from lost
             # what the server asks for; longer each time where it names nothing
             asked = retry_after_s(raw.headers.get("retry-after", ""))
             pause = min(asked or 0.05 * 2.0 ** min(tries, 5), _LONGEST_PAUSE_S)
@@ -174,6 +192,51 @@ class ChatClient:
             )
         except JsonInvalid as error:
             raise Unsound(f"the answer {error}") from error
+
+
+def _events(raw: Raw) -> list[tuple[float, bytes]]:
+    """The data of each event, and when its last line was whole."""
+    events: list[tuple[float, bytes]] = []
+    data: list[bytes] = []
+    # pieces are joined first: one may end in a line, in a character, or between CR and LF
+    ends = list(accumulate(len(piece) for _, piece in raw.pieces))
+    # a stream may begin with a byte order mark
+    skipped = len(_BOM) if raw.data.startswith(_BOM) else 0
+    # an empty line at the very end ends the last event
+    for match in _LINE.finditer(raw.data.removeprefix(_BOM)):
+        line = match[1]
+        if line.startswith(b"data:"):
+            data.append(line[5:].strip())
+        elif not line and data:
+            piece = bisect_left(ends, match.end() + skipped)
+            at = raw.pieces[piece][0] if piece < len(ends) else raw.seconds
+            events.append((at, b"\n".join(data)))
+            data = []
+    return events
+
+
+def error_in(value: Any) -> str:
+    """A server's own words for what went wrong, where an answer holds an error; else empty."""
+    if not isinstance(value, dict):
+        return ""
+    error = value.get("error")
+    # vLLM also wrote the error without an envelope
+    if not error and value.get("object") == "error":
+        error = value
+    words = error.get("message") if isinstance(error, dict) else error
+    return str(words or error or "")[:200]
+
+
+def _error_words(raw: Raw) -> str:
+    """The error that a stream ended with, if it told one."""
+    for _, data in reversed(_events(raw)):
+        try:
+            words = error_in(read_json(data, most_bytes=1 << 20, any_int=True))
+        except JsonInvalid:
+            continue
+        if words:
+            return f"; the server said: {words}"
+    return ""
 
 
 def _shortened(data: bytes) -> str:

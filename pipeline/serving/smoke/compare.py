@@ -111,8 +111,7 @@ def compare_answers(
         if long.startswith(short) and len(short) > len(long) // 2:
             return TextDifference("equal")
     start = _common(base.text, text)
-    shown = f"after {base.text[max(0, start - 20) : start]!r}: {base.text[start : start + 20]!r}"
-    shown += f" alone, {text[start : start + 20]!r} here"
+    shown = parting(base.text, text)
     gap = _gap_at(base, text, start, tolerance)
     # where a limit ended the other, that was no choice
     if gap is None or (other.is_cut and start == len(text)):
@@ -166,6 +165,13 @@ def _gap_at(base: AnswerReference, text: str, start: int, tolerance: Tolerance) 
             gaps.append((True, max(nats, tolerance.near_nats)))
     # where a mark stands, what is named for one of two places was taken there
     return min(gaps)[1] if gaps else None
+
+
+def parting(one: str, other: str, names: tuple[str, str] = ("alone", "here")) -> str:
+    """Two texts from where they differ, for people; `names` say whose each is."""
+    start = _common(one, other)
+    shown = f"after {one[max(0, start - 20) : start]!r}: {one[start : start + 20]!r} {names[0]}"
+    return f"{shown}, {other[start : start + 20]!r} {names[1]}"
 
 
 def _common(one: str, other: str) -> int:

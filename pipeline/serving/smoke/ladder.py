@@ -16,18 +16,31 @@ from pipeline.core.verdict import LadderVerdict, worst
 from pipeline.images.gate.runs import EXCHANGES, RESULT, ImageRun, RunTest
 from pipeline.serving.smoke.client import WAIT, Gone, NotOffered, Unsound
 from pipeline.serving.smoke.model import Check, Exchange, RungResult, SmokeResult
+from pipeline.serving.smoke.rungs.agents import AGENTS
 from pipeline.serving.smoke.rungs.answers import ANSWERS
 from pipeline.serving.smoke.rungs.first import FIRST
 from pipeline.serving.smoke.rungs.length import LENGTH
 from pipeline.serving.smoke.rungs.memory import MEMORY
 from pipeline.serving.smoke.rungs.pictures import PICTURES
+from pipeline.serving.smoke.rungs.responses import RESPONSES
 from pipeline.serving.smoke.rungs.speculation import SPECULATION
 from pipeline.serving.smoke.rungs.streams import STREAMS
 from pipeline.serving.smoke.rungs.tools import TOOLS_RUNG
 from pipeline.serving.smoke.session import Rung, SmokeSession
 
 # In the order in which a person would trust a server: each rung leans on those before it.
-LADDER = (FIRST, ANSWERS, TOOLS_RUNG, STREAMS, LENGTH, MEMORY, PICTURES, SPECULATION)
+LADDER = (
+    FIRST,
+    ANSWERS,
+    TOOLS_RUNG,
+    STREAMS,
+    LENGTH,
+    AGENTS,
+    RESPONSES,
+    MEMORY,
+    PICTURES,
+    SPECULATION,
+)
 
 
 async def run_ladder(

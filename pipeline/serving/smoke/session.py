@@ -7,7 +7,7 @@ draft model.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from pipeline.core.errors import InputInvalid
 from pipeline.core.files import write_bytes
 from pipeline.core.model import Frozen, canonical_json
-from pipeline.serving.smoke.chat import ChatAnswer, Token, ask_chat
+from pipeline.serving.smoke.chat import CHAT, ChatAnswer, Token, ask_chat
 from pipeline.serving.smoke.client import ChatClient, NotOffered, RequestRefused, Unsound
 from pipeline.serving.smoke.compare import (
     AnswerReference,
@@ -90,19 +90,56 @@ class SmokeSession:
     why_no_restart: str = "a server at an address cannot be restarted from here"
     why_no_drafting: str = "a server at an address is served as it is: --baseline compares it"
     is_drafting: bool = False  # the ladder turned its draft model on
+    # streams are asked for their usage, unless the server refused that
+    counts_streams: bool = True
+    ids: set[str] = field(default_factory=set)  # of all answers so far
+    seconds_at_once: dict[int, float] = field(default_factory=dict)  # of so many streams, the best
     baseline: Baseline | None = None
+    soak_s: float = 0.0  # how long a soak works
+    soak: Any = None  # what it saw
+    # of a container on this machine: its memory, and the lines of its log
+    memory_bytes: Callable[[], int | None] | None = None
+    read_log: Callable[[], Iterable[str]] | None = None
 
-    async def ask(self, prompt: Prompt, **options: Any) -> ChatAnswer:
-        """A greedy answer; `thinking` turns reasoning on or off where the model has it."""
+    async def ask(
+        self, prompt: Prompt, client: ChatClient | None = None, **options: Any
+    ) -> ChatAnswer:
+        """A greedy answer; `thinking` turns reasoning on or off where the model has it.
+
+        What holds of every answer is required of each: the model's name, an id of its own, and
+        the usage that a stream was asked for.
+        """
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         body = {"temperature": 0, "max_tokens": self.answer_tokens, **options}
         thinking = body.pop("thinking", False)
         if self.plan.reasoning:
             body["chat_template_kwargs"] = dict.fromkeys(_THINKING, thinking)
-        answer = await ask_chat(self.client, self.model, messages, **body)
+        if body.get("stream") and self.counts_streams:
+            body["stream_options"] = {"include_usage": True}
+        answer = await ask_chat(client or self.client, self.model, messages, **body)
+        if answer.model not in (self.model, *self.aliases):
+            raise Unsound(f"asked {self.model!r}, and {answer.model!r} answered")
+        if "stream_options" in body and answer.usage is None:
+            raise Unsound("a stream was asked for its usage (stream_options), and has none")
+        if len(answer.ids) > 1:
+            raise Unsound(f"the chunks of one stream have several ids: {sorted(answer.ids)[:3]}")
+        if again := self.ids & answer.ids:
+            raise Unsound(f"two answers have the id {min(again)!r}")
+        self.ids |= answer.ids
         if not thinking:
             self.instant_thoughts.append(bool(answer.reasoning.strip()))
         return answer
+
+    async def hang_up(self, prompt: str, after: int, client: ChatClient | None = None) -> None:
+        """Ask for a stream, and leave after so many pieces of it, as users who press stop."""
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": self.answer_tokens,
+            "temperature": 0,
+            "stream": True,
+        }
+        await (client or self.client).hang_up(CHAT, body, after)
 
     @property
     def answer_tokens(self) -> int:

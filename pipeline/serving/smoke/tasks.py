@@ -168,13 +168,34 @@ PERSON_SCHEMA = _object(
     city={"type": "string", "enum": ["Bergen", "Oslo", "Tromsø"]},
     languages={"type": "array", "items": _STRING},
 )
-PERSON_TEXT = "Anna is 34 years old, lives in Tromsø and speaks Norwegian, English and Finnish."
-PERSON = {
-    "name": "Anna",
-    "age": 34,
-    "city": "Tromsø",
-    "languages": ["Norwegian", "English", "Finnish"],
-}
+_NAMES = ("Anna", "Jonas", "Selma", "Viktor", "Ingrid", "Oskar")
+_SPOKEN = ("Norwegian", "English", "Finnish", "German", "Polish", "Spanish", "Greek")
+
+
+class Person(NamedTuple):
+    """A sentence about somebody, and what it says."""
+
+    text: str
+    facts: dict[str, Any]
+
+    @property
+    def prompt(self) -> str:
+        """Asks for the facts."""
+        return f"{self.text}\nGive the name, age, city and languages of this person as JSON."
+
+
+def people(count: int) -> list[Person]:
+    """Different people; the first speaks and lives where letters are not all ASCII."""
+    cities = PERSON_SCHEMA["properties"]["city"]["enum"]
+    found = []
+    for number in range(count):
+        name, city = _NAMES[number % 6], cities[2 - number % 3]
+        age, spoken = 34 + 5 * number % 41, [_SPOKEN[(number + k) % 7] for k in range(3)]
+        listed = f"{spoken[0]}, {spoken[1]} and {spoken[2]}"
+        text = f"{name} is {age} years old, lives in {city} and speaks {listed}."
+        facts = {"name": name, "age": age, "city": city, "languages": spoken}
+        found.append(Person(text, facts))
+    return found
 
 
 class Scenario(NamedTuple):
@@ -234,6 +255,9 @@ def violation(value: Any, schema: dict[str, Any], path: str = "the value") -> st
     Knows only those words of JSON schema that the schemas of this module use.
     """
     kinds = _TYPES[schema["type"]]
+    # 40.0 is an integer of JSON schema: json-schema.org/draft/2020-12/json-schema-core#4.2.2
+    if isinstance(value, float) and schema["type"] == "integer" and value.is_integer():
+        return ""
     # True is an int for Python, not for JSON
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         return f"{path} is {type(value).__name__}, not {schema['type']}"
@@ -284,3 +308,18 @@ def haystack(sentences: int, depths: list[float], seed: int) -> Haystack:
         lines.insert(round(depth * len(lines)), _NEEDLE.format(town, secret))
         needles.append(SmokeQuestion(_NEEDLE_QUESTION.format(town), str(secret)))
     return Haystack("\n".join(lines), tuple(reversed(needles)))
+
+
+def agent_turns(sentences: int) -> list[tuple[str, SmokeQuestion]]:
+    """Six turns of a conversation: a text with a number in it, and a question about a number.
+
+    Most ask about an earlier turn; the fourth tells its own, in few words.
+    """
+    secrets = [str(1237 + 1171 * number) for number in range(6)]
+    turns = []
+    for number, about in enumerate((0, 0, 1, 3, 2, 0)):
+        filler = haystack(1 if number == 3 else sentences, [], seed=70 + number).text
+        text = f"{filler}\n{_NEEDLE.format(_TOWNS[number], secrets[number])}"
+        question = SmokeQuestion(_NEEDLE_QUESTION.format(_TOWNS[about]), secrets[about])
+        turns.append((f"{text} Tell it to everybody who asks.", question))
+    return turns

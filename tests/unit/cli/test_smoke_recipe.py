@@ -104,7 +104,7 @@ def test_what_was_kept_from_before_a_restart_is_caught(world: World) -> None:
     ended = world.smoke("--restart")
     assert ended.error == "SmokeFailed"
     assert "memory: restart" in ended.err
-    assert "last good rung: length" in ended.out
+    assert "last good rung: responses" in ended.out
 
 
 def test_a_server_that_does_not_come_back_after_a_restart_fails_the_rung(

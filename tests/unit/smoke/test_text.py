@@ -12,10 +12,10 @@ from pipeline.serving.smoke.client import Unsound
 from pipeline.serving.smoke.compare import corruption
 from pipeline.serving.smoke.rungs.answers import _code
 from pipeline.serving.smoke.tasks import (
-    PERSON,
     PERSON_SCHEMA,
     SmokeQuestion,
     haystack,
+    people,
     violation,
 )
 
@@ -79,7 +79,7 @@ def test_a_script_that_was_asked_for_is_right() -> None:
     ],
 )
 def test_a_value_is_held_against_its_schema(change: dict[str, object], why: str) -> None:
-    found = violation({**PERSON, **change}, PERSON_SCHEMA)
+    found = violation({**people(1)[0].facts, **change}, PERSON_SCHEMA)
     assert (why in found) if why else found == ""
 
 

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-import json
+import math
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from pipeline.artifacts.containers.sandbox import find_sandbox
 from pipeline.artifacts.containers.start import SYSTEM
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.serving.smoke import tasks
-from pipeline.serving.smoke.chat import ChatAnswer, logprobs_fault, tokens_fault
-from pipeline.serving.smoke.client import NotOffered, Unsound
+from pipeline.serving.smoke.chat import ChatAnswer, ask_choices, logprobs_fault, tokens_fault
+from pipeline.serving.smoke.client import NotOffered, RequestRefused, Unsound
 from pipeline.serving.smoke.compare import reference, written_text
-from pipeline.serving.smoke.session import Rung, SmokeSession, optional
+from pipeline.serving.smoke.session import Rung, SmokeSession, answers_of, optional
 
 ANSWERS = Rung("answers", "The answers are right and clean")
 _RIGHT_SHARE = 0.9
 # of word problems, where small models make real mistakes: rtx6kpro#61 had 0.5 of 0.89
 _GRADED_SHARE = 0.75
 _LOGPROB_TOKENS = 16
+_PROSE = "Describe in about six English sentences what happens at a harbour in the morning."
 _RANDOM = "Write a random number between 1 and 1000000. Write nothing else."
 _LONGEST_CODE_S = 20.0
+# Many answers are as good, so that whoever samples gives others each time.
+_INVENT = "Invent a ship with a strange name, and say in one sentence where it sails."
+_HOT, _DRAWS = 1.5, 4
+_LEAST_SHARE = 0.1  # of the most probable token: engines leave out others before they sample
+_BY_CHANCE = 1e-4  # all draws equal
+_MISREAD_SHARE = 0.05
+_SCHEMA_ASKS = 4  # times the questions of the plan: what fails once in ten must show
 
 
 @ANSWERS.check("logprobs")
@@ -91,10 +100,51 @@ async def _seed(session: SmokeSession) -> str:
     return "one seed, one answer"
 
 
+@ANSWERS.check("temperature")
+async def _temperature(session: SmokeSession) -> str:
+    """Draws at a high temperature differ, where the probabilities say that they must."""
+    greedy = await session.ask_known(_INVENT, max_tokens=32)
+    chance = 1.0  # that a draw is the greedy answer
+    for token in greedy.tokens:
+        chosen = max((p for _, p in token.top), default=token.logprob)
+        shares = [math.exp((p - chosen) / _HOT) for _, p in set(token.top)]
+        chance /= sum(s for s in shares if s >= _LEAST_SHARE ** (1 / _HOT)) or 1.0
+    is_known = bool(greedy.tokens) and bool(greedy.tokens[0].top)
+    if is_known and chance**_DRAWS > _BY_CHANCE:
+        raise NotOffered(f"the model is sure of its words: a draw is the same with {chance:.0%}")
+    # nothing says how sure a model is that cannot think
+    if not is_known and not session.plan.quality:
+        raise NotOffered("without logprobs nobody knows how sure the model is")
+    options = {"temperature": _HOT, "top_p": 1, "max_tokens": 32}
+    with optional("no temperature"):
+        draws = [written_text(await session.ask(_INVENT, **options)) for _ in range(_DRAWS)]
+    if len(set(draws)) == 1:
+        raise Unsound(f"at temperature {_HOT} {_DRAWS} equal answers: {draws[0][:60]!r}")
+    return f"{len(set(draws))} texts in {_DRAWS} draws at temperature {_HOT}"
+
+
+@ANSWERS.check("n choices")
+async def _choices(session: SmokeSession) -> str:
+    """Two answers where two were asked for."""
+    for stream in (False, True):
+        options = {"temperature": 1.0, "max_tokens": 16, "stream": stream}
+        try:
+            texts = await ask_choices(session.client, session.model, _RANDOM, 2, **options)
+        except RequestRefused as error:
+            # llama.cpp refused it with 500: "Only one completion choice is allowed"
+            if not stream and (error.is_of_field or "choice" in error.answer):
+                raise NotOffered(f"one choice only: {error}") from error
+            raise
+        how = "in a stream" if stream else "whole"
+        if sorted(texts) != [0, 1] or not all(text.strip() for text in texts.values()):
+            raise Unsound(f"n=2, {how}: {len(texts)} choices: {texts}")
+    return "two answers where two were asked for, whole and as a stream"
+
+
 async def _graded(
-    session: SmokeSession, questions: Sequence[tasks.SmokeQuestion], least: float
+    session: SmokeSession, questions: Sequence[tasks.SmokeQuestion], least: float, **options: Any
 ) -> str:
-    answers = await session.ask_clean([q.prompt for q in questions], 4)
+    answers = await session.ask_clean([q.prompt for q in questions], 4, **options)
     mistakes = [q.mistake(a.text) for q, a in zip(questions, answers, strict=True)]
     wrong = [why for why in mistakes if why]
     right = len(questions) - len(wrong)
@@ -111,6 +161,15 @@ async def _arithmetic(session: SmokeSession) -> str:
 @ANSWERS.check("word problems", "quality")
 async def _word_problems(session: SmokeSession) -> str:
     return await _graded(session, tasks.word_problems(session.plan.questions), _GRADED_SHARE)
+
+
+@ANSWERS.check("at temperature 1", "quality")
+async def _sampled(session: SmokeSession) -> str:
+    """As users ask, with a sampler: what is written stays clean, and nearly as often right."""
+    questions = [*tasks.sums(session.plan.questions, seed=31), *tasks.word_problems(6, seed=32)]
+    graded = await _graded(session, questions, _GRADED_SHARE, temperature=1.0)
+    session.require_clean(await session.ask(_PROSE, temperature=1.0))
+    return f"{graded}; prose without a fault"
 
 
 @ANSWERS.check("conversation", "quality")
@@ -147,8 +206,7 @@ async def _languages(session: SmokeSession) -> str:
 @ANSWERS.check("prose", "quality")
 async def _prose(session: SmokeSession) -> str:
     """A longer text of its own: what corrupts answers shows after some sentences."""
-    prompt = "Describe in about six English sentences what happens at a harbour in the morning."
-    answer = await session.ask_known(prompt)
+    answer = await session.ask_known(_PROSE)
     session.require_clean(answer)
     if len(answer.text.split()) < 20:
         raise Unsound(f"six sentences were asked for: {answer.text!r}")
@@ -195,25 +253,33 @@ async def _code(session: SmokeSession) -> str:
 
 @ANSWERS.check("JSON by schema", "quality")
 async def json_by_schema(session: SmokeSession) -> str:
-    """The answer's JSON is valid and right."""
+    """The JSON of many answers is valid and right, one at a time and several at once."""
     schema = {"name": "person", "strict": True, "schema": tasks.PERSON_SCHEMA}
     wanted = {"type": "json_schema", "json_schema": schema}
-    prompt = f"{tasks.PERSON_TEXT}\nGive the name, age, city and languages of this person as JSON."
-    for stream in (False, True):
-        # a server that knows the field in a whole answer must know it in a stream
-        with nullcontext() if stream else optional("no JSON by schema"):
-            answer = await session.ask(prompt, response_format=wanted, stream=stream)
+    people = tasks.people(max(2, _SCHEMA_ASKS * session.plan.questions))
+    first = [person.prompt for person in people[:2]]
+    # a server that knows the field in a whole answer must know it in a stream
+    with optional("no JSON by schema"):
+        answers = [await session.ask(first[0], response_format=wanted)]
+    answers.append(await session.ask(first[1], response_format=wanted, stream=True))
+    rest = [person.prompt for person in people[2:]]
+    answers += answers_of(await session.ask_all(rest, 4, response_format=wanted))
+    broken, wrong = [], []
+    for person, answer in zip(people, answers, strict=True):
+        shown = repr(answer.text[:200])
         try:
             value = read_json(answer.text.encode(), most_bytes=1 << 20)
         except JsonInvalid as error:
-            raise Unsound(f"the answer {error}: {answer.text[:200]!r}") from error
+            broken.append(f"the answer {error}: {shown}")
+            continue
         if why := tasks.violation(value, tasks.PERSON_SCHEMA):
-            raise Unsound(f"{why}: {answer.text[:200]!r}")
-        if value != tasks.PERSON:
-            raise Unsound(
-                f"the answer is {json.dumps(value, ensure_ascii=False)}, not {tasks.PERSON}"
-            )
-    return "valid and right, whole and as a stream"
+            broken.append(f"{why}: {shown}")
+        elif value != person.facts:
+            wrong.append(f"the answer is {shown}, not {person.facts}")
+    # a model may misread a fact; what is not of the schema the server should not have written
+    if broken or len(wrong) > _MISREAD_SHARE * len(people):
+        raise Unsound(f"{len(broken or wrong)} of {len(people)}: {(broken or wrong)[0]}")
+    return f"{len(people)} valid and right, whole and as streams"
 
 
 @ANSWERS.check("stop words", "quality")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.serving.smoke.chat import ChatAnswer
-from pipeline.serving.smoke.client import NotOffered, Unsound
+from pipeline.serving.smoke.client import NotOffered, RequestRefused, Unsound
+from pipeline.serving.smoke.compare import parting, written_text
 from pipeline.serving.smoke.session import Rung, SmokeSession
 from pipeline.serving.smoke.tasks import countings
 
@@ -62,13 +63,11 @@ async def _context(session: SmokeSession, model: dict[str, Any]) -> int | None:
 
 
 def require_sound_answer(session: SmokeSession, answer: ChatAnswer, most_tokens: int) -> None:
-    """What holds of every answer: its model, its end, its counts."""
-    if answer.model not in (session.model, *session.aliases):
-        raise Unsound(f"asked {session.model!r}, and {answer.model!r} answered")
+    """What holds of a short answer: its end, its counts."""
     if answer.finish not in _FINISHES:
         raise Unsound(f"finish_reason is {answer.finish!r}")
     usage = answer.usage
-    # not every engine counts in streams
+    # not every engine can count in streams
     if usage is None and answer.is_stream:
         return
     if usage is None:
@@ -96,6 +95,19 @@ async def _answer(session: SmokeSession) -> str:
     if session.plan.quality and not answer.text.strip():
         raise Unsound("the answer has reasoning and no content; a thinking model needs --reasoning")
     return f"{answer.text[:60]!r}"
+
+
+@FIRST.check("usage in streams")
+async def _usage(session: SmokeSession) -> str:
+    """Whoever pays or counts by tokens asks for it; from here on every stream must have it."""
+    try:
+        answer = await session.ask("Say hello.", max_tokens=_SHORT, stream=True)
+    except RequestRefused as error:
+        session.counts_streams = not error.is_of_field
+        if error.is_of_field:
+            raise NotOffered(f"no stream_options: {error}") from error
+        raise
+    return f"{answer.prompt_tokens} tokens of a prompt, in the last chunk"
 
 
 @FIRST.check("token limit")
@@ -128,7 +140,9 @@ async def _stream(session: SmokeSession) -> str:
         if set(wholes) & set(streams):
             break
     else:
-        raise Unsound(f"a stream gives {streams[0]}, a whole answer {wholes[0]}")
+        texts = written_text(whole), written_text(stream)
+        ends = f"finish_reason {whole.finish!r} and {stream.finish!r}"
+        raise Unsound(f"{parting(*texts, ('whole', 'in a stream'))}; {ends}")
     # one prompt has one length, whole and as a stream, and so has one answer
     one, other = whole.usage, stream.usage
     if one and other:

@@ -9,7 +9,7 @@ from functools import partial
 from pipeline.serving.smoke.client import NotOffered, RequestRefused, Unsound
 from pipeline.serving.smoke.compare import reference
 from pipeline.serving.smoke.model import ANSWER_TOKENS
-from pipeline.serving.smoke.rungs.tools import message_text
+from pipeline.serving.smoke.rungs.tools import message_answer
 from pipeline.serving.smoke.session import CheckSpec, Rung, SmokeSession
 from pipeline.serving.smoke.tasks import Haystack, SmokeQuestion, additions, countings, haystack
 
@@ -17,8 +17,12 @@ LENGTH = Rung("length", "Every prompt length up to the whole context")
 _WRONG_SHARE = 0.05
 _AT_ONCE = 4
 _SHORT_ANSWER = 32
+_TILE, _TILES = 64, 4
+_OTHER_SUMS = 3
+_SURE_COMMAS = 0.9
 _SHORTEST_STEP = 512
 _MEASURED = (4, 40)  # sentences, at least and at most
+_CUT = re.compile(r'"truncated":\s*true')
 UNKNOWN_CONTEXT = "the server does not say how long its context is: use --context"
 # Of the tokens that a prompt was made for; the text is sized by what the server counted before.
 _CLOSE = (0.75, 1.02)
@@ -44,7 +48,7 @@ def prompt_for(stack: Haystack, question: SmokeQuestion) -> str:
     return f"{stack.text}\n\n{question.prompt}"
 
 
-async def _measure(session: SmokeSession) -> None:
+async def measure_text(session: SmokeSession) -> None:
     """How many tokens a sentence has, and what a chat template adds."""
     least, most = _MEASURED
     more = max(least, min(most, (session.context_tokens or 8192) // 200))
@@ -63,7 +67,7 @@ async def _measure(session: SmokeSession) -> None:
 async def sized_haystack(session: SmokeSession, tokens: int, seed: int) -> Haystack:
     """A text of nearly so many tokens, as this server counts them, and never of more."""
     if not session.sentence_tokens:
-        await _measure(session)
+        await measure_text(session)
     depths, each = session.plan.depths, session.sentence_tokens
     # a needle is shorter than a sentence, and a question about it not much longer
     around = session.frame_tokens + each * (len(depths) + 2)
@@ -98,18 +102,22 @@ async def _at_length(session: SmokeSession, tokens: int, seed: int) -> str:
     return f"{counts[0]} tokens, needles at {len(stack.needles)} depths"
 
 
+def _padded(words: int, question: SmokeQuestion) -> str:
+    return f"Ignore these words:{' sea' * words}.\n\n{question.prompt}"
+
+
 @LENGTH.check("consecutive lengths")
 async def _lengths(session: SmokeSession) -> str:
-    """One word more each time: a wrong digit where the length ≡ 3 mod 4 was vllm#55927."""
+    """One word more each time: a wrong digit where the length ≡ 3 mod 4 was vllm#55927.
+
+    Then around multiples of 64, where blocks of a cache and tiles of a kernel end.
+    """
     count = session.plan.lengths
     if session.context_tokens:
         # also where a tokenizer has a token for each letter
         count = max(4, min(count, session.context_tokens // 16))
-    questions = additions(count)
-    prompts = [
-        f"Ignore these words:{' sea' * n}.\n\n{q.prompt}" for n, q in enumerate(questions, 1)
-    ]
-    room = session.room(_SHORT_ANSWER)
+    room, words = session.room(_SHORT_ANSWER), list(range(1, count + 1))
+    prompts = [_padded(n, q) for n, q in zip(words, additions(count), strict=True)]
     answers = await session.ask_clean(prompts, _AT_ONCE, max_tokens=room)
     # streams may come without usage; all of the others are compared
     counts = [a.usage.prompt_tokens for a in answers if a.usage]
@@ -118,16 +126,38 @@ async def _lengths(session: SmokeSession) -> str:
     # all questions are equally long, so that each prompt has a token more than the one before
     if sorted(counts) != counts or len(set(counts)) < len(counts) // 2:
         raise Unsound(f"prompts grow word by word, and usage does not: {counts[:12]}")
-    pairs = enumerate(zip(questions, answers, strict=True))
-    wrong = [(n, q, a) for n, (q, a) in pairs if session.plan.quality and not q.is_right(a.text)]
-    if len(wrong) > _WRONG_SHARE * len(questions):
+    each = (counts[-1] - counts[0]) / max(1, words[-1] - words[0]) or 1.0
+    most = (session.context_tokens or 8 * _TILE) // 2
+    edges = {
+        round(words[0] + (_TILE * k + near - counts[0]) / each)
+        for k in range(1, _TILES + 1)
+        for near in (-1, 0, 1)
+        if _TILE * k + near < most
+    }
+    edge_words = sorted(n for n in edges if n > words[-1])
+    words += edge_words
+    questions = additions(len(words))
+    prompts = [_padded(n, q) for n, q in zip(edge_words, questions[count:], strict=True)]
+    answers += await session.ask_clean(prompts, _AT_ONCE, max_tokens=room)
+    triples = zip(words, questions, answers, strict=True)
+    wrong = [(n, q, a) for n, q, a in triples if not q.is_right(a.text)]
+    wrong = wrong if session.plan.quality else []
+    # a few may be mistakes of the model, and not where other sums of that length are wrong, too
+    is_many = len(wrong) > _WRONG_SHARE * len(words)
+    for n, _, _ in wrong if not is_many else []:
+        others = additions(_OTHER_SUMS, seed=n)
+        again = await session.ask_clean([_padded(n, q) for q in others], 1, max_tokens=room)
+        if not any(q.is_right(a.text) for q, a in zip(others, again, strict=True)):
+            is_many = True
+    if is_many:
         lengths = [a.usage.prompt_tokens if a.usage else n for n, _, a in wrong]
         rest, times = Counter(n % 4 for n in lengths).most_common(1)[0]
-        pattern = f"; {times} of them ≡ {rest} mod 4" if times > 1 else ""
+        pattern = f"; {times} of them ≡ {rest} mod 4" if times > 1 else f", at {lengths[0]} tokens"
         _, question, answer = wrong[0]
-        share = f"{len(wrong)} of {len(questions)} are wrong{pattern}"
+        share = f"{len(wrong)} of {len(words)} are wrong{pattern}"
         raise Unsound(f"{share}; {question.mistake(answer.text)}")
-    return f"{len(answers)} lengths, {counts[0]} to {counts[-1]} tokens"
+    edge = f", and {len(edge_words)} around multiples of {_TILE}" if edge_words else ""
+    return f"{count} lengths, {counts[0]} to {counts[-1]} tokens{edge}"
 
 
 @LENGTH.check("long answer", "quality")
@@ -150,6 +180,13 @@ async def _long_answer(session: SmokeSession) -> str:
         is_right = found is not None and not any(c.isalpha() for c in found[0])
         counted = ", ".join(re.findall(r"\d+", found[0])) if found else ""
         is_right = is_right and question.want.startswith(counted)
+    # some begin a new line now and then, and none leaves out one comma of hundreds
+    gaps = Counter(re.findall(r"(?<=\d)\D+(?=\d)", answer.text))
+    commas = sum(n for gap, n in gaps.items() if "," in gap)
+    lost = [gap for gap in gaps if "," not in gap and not any(c in gap for c in "\n.;:")]
+    if lost and is_right and commas > _SURE_COMMAS * sum(gaps.values()):
+        place = re.search(rf"\d+{re.escape(lost[0])}\d+", answer.text)
+        raise Unsound(f"a comma is lost at {place[0] if place else ''!r}, of {commas}")
     if not is_right:
         end = answer.text[-60:]
         raise Unsound(f"{len(numbers)} numbers, {answer.finish!r}: it ends with {end!r}")
@@ -200,10 +237,10 @@ async def _messages(session: SmokeSession) -> str:
     tokens = min([session.context_tokens, *contexts_of(session)[-1:]]) - room
     stack = await sized_haystack(session, tokens, seed=4)
     question = stack.needles[-1]
-    text, counted = await message_text(session, prompt_for(stack, question), room)
-    if session.plan.quality and (why := question.mistake(text)):
+    answer = await message_answer(session, prompt_for(stack, question), room)
+    if session.plan.quality and (why := question.mistake(answer.text)):
         raise Unsound(f"/v1/messages: {why}")
-    return f"an answer; the server counts {counted} tokens"
+    return f"an answer; the server counts {answer.prompt_tokens} tokens"
 
 
 @LENGTH.check("longer than the context", skip=_unknown)
@@ -211,12 +248,18 @@ async def _too_long(session: SmokeSession) -> str:
     """More than fits is refused with a reason, and the server lives on."""
     assert session.context_tokens is not None
     if not session.sentence_tokens:
-        await _measure(session)
+        await measure_text(session)
     stack = haystack(int(2 * session.context_tokens / session.sentence_tokens), [], seed=3)
     try:
         answer = await session.ask(f"{stack.text}\n\nSay yes.", max_tokens=8)
         counted = answer.usage.prompt_tokens if answer.usage else "?"
-        note = f"was cut to {counted} tokens without a word"
+        # llama.cpp has a word for it; an empty answer that ends by its length is one, too
+        if not (_CUT.search(answer.exchange.answer) or (answer.is_cut and answer.is_empty)):
+            raise Unsound(
+                f"a prompt of twice the context was cut to {counted} tokens without a word:"
+                f" {answer.finish!r}, {answer.text[:40]!r}"
+            )
+        note = "is cut, and the answer says so"
     except RequestRefused as error:
         if error.status >= 500 and "context" not in error.answer:
             raise

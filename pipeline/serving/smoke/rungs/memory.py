@@ -67,10 +67,31 @@ def _require_needle(
 
 
 @MEMORY.check("shared prefix")
-async def _prefix(session: SmokeSession) -> str:
+async def shared_prefix(session: SmokeSession) -> str:
+    """Questions about one text, alone and at the same time."""
     for question in await _first_questions(session):
         _require_needle(session, question, session.references[question.prompt].text)
     return await _ask_again(session)
+
+
+@MEMORY.check("cached tokens", skip=lambda s: "" if s.plan.caches else "no cache is expected")
+async def _cached(session: SmokeSession) -> str:
+    """A text that came before is not computed again, where the server counts what it kept."""
+    question, counts = (await _first_questions(session))[0], []
+    for _ in range(2):
+        answer = await session.ask(question.prompt, max_tokens=session.room(_SHORT_ANSWER))
+        counts.append(answer.usage.cached_tokens if answer.usage else None)
+    known = [n for n in counts if n is not None]
+    if not known:
+        raise NotOffered("the server does not count cached tokens (prompt_tokens_details)")
+    if not max(known):
+        raise Unsound(
+            f"a prompt of {answer.prompt_tokens} tokens came again, and none was kept"
+            " (--no-cache expects that)"
+        )
+    if max(known) > answer.prompt_tokens:
+        raise Unsound(f"{max(known)} tokens were kept of a prompt of {answer.prompt_tokens}")
+    return f"{max(known)} of {answer.prompt_tokens} tokens were kept"
 
 
 @MEMORY.check("pressure")

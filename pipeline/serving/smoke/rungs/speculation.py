@@ -9,6 +9,7 @@ from collections import Counter
 from pipeline.serving.smoke.client import NotOffered, Unsound
 from pipeline.serving.smoke.compare import compare_answers
 from pipeline.serving.smoke.rungs.answers import json_by_schema
+from pipeline.serving.smoke.rungs.memory import shared_prefix
 from pipeline.serving.smoke.rungs.streams import as_alone, tools_at_once
 from pipeline.serving.smoke.rungs.tools import tool_scenarios, without_tools
 from pipeline.serving.smoke.session import (
@@ -105,6 +106,8 @@ async def _streams(session: SmokeSession) -> str:
     return "; ".join(parts)
 
 
+# vllm-project/vllm#53912: prefixes that were kept, read by a draft model
+SPECULATION.check("shared prefix with drafts", skip=_not_drafting)(shared_prefix)
 SPECULATION.check("JSON with drafts", "quality", _not_drafting)(json_by_schema)
 
 

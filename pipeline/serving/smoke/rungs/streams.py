@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 
 from pipeline.serving.smoke.chat import ChatAnswer
-from pipeline.serving.smoke.client import Unsound
+from pipeline.serving.smoke.client import WAIT, Gone, NotOffered, Unsound
 from pipeline.serving.smoke.compare import TextDifference, compare_answers, reference, written_text
 from pipeline.serving.smoke.rungs.tools import require_call, without_tools
 from pipeline.serving.smoke.session import CheckSpec, Rung, SmokeSession
@@ -17,6 +18,10 @@ STREAMS = Rung("streams", "Many requests at once are answered like one")
 _PROMPTS = 8
 _TOOL_STREAMS = 8
 _SHORT_PROMPTS, _SHORT_TOKENS, _LANES = 24, 4, 8
+_SLACK, _SLACK_S = 1.5, 2.0  # beyond what a server takes that answers one after the other
+_CONNECTIONS, _IN_TURN = 4, 6
+_HUNG_UP, _LONG_COUNT = 16, 200  # streams that nobody reads to the end, of so many numbers
+_PATIENCE = 20.0  # times what a round took before
 
 
 def _tokens(session: SmokeSession) -> int:
@@ -36,8 +41,23 @@ async def _alone(session: SmokeSession) -> str:
 
 
 async def as_alone(session: SmokeSession, number: int) -> str:
-    """So many at once, each answered as it was alone; twice."""
-    parts = [await one_round(session, number, turn) for turn in range(session.plan.rounds)]
+    """So many at once, each answered as it was alone; twice, and in the time that this may take."""
+    parts, times = [], []
+    before = len(session.client.exchanges)
+    for turn in range(session.plan.rounds):
+        begin = time.monotonic()
+        parts.append(await one_round(session, number, turn))
+        times.append(time.monotonic() - begin)
+    # the best of the rounds: kernels may be compiled in the first
+    took = session.seconds_at_once[number] = min(times)
+    fewer = max((n for n in session.seconds_at_once if n < number), default=0)
+    # a server that asks to wait is slow because it says so
+    has_waited = any(e.status == WAIT for e in session.client.exchanges[before:])
+    if fewer and not has_waited:
+        # one after the other would take so many times as long, and no longer
+        known = session.seconds_at_once[fewer]
+        if took > _SLACK * known * number / fewer + _SLACK_S:
+            raise Unsound(f"{number} at once took {took:.1f} s, {fewer} at once {known:.1f} s")
     return "; then ".join(parts)
 
 
@@ -79,6 +99,53 @@ async def one_round(session: SmokeSession, number: int, turn: int = 0) -> str:
     if len(wrong) > tolerance.near_share * len(pairs):
         raise Unsound(f"{len(wrong)} of {len(pairs)} are wrong; {wrong[0].text[:120]!r}")
     return found
+
+
+@STREAMS.check("connections that stay open")
+async def _kept_connections(session: SmokeSession) -> str:
+    """Clients and proxies send one request after the other on a connection: whose answer comes?"""
+    questions = sums(_CONNECTIONS * _IN_TURN, seed=41)
+    bases = [reference(await session.ask_known(q.prompt, max_tokens=16)) for q in questions]
+
+    async def lane(number: int) -> tuple[list[TextDifference], int]:
+        client, found = session.client.on_one_connection(), []
+        for turn in range(_IN_TURN):
+            which = turn * _CONNECTIONS + number
+            answer = await session.ask(
+                questions[which].prompt, client, max_tokens=16, stream=turn % 3 == 1
+            )
+            found.append(compare_answers(bases[which], answer, session.plan.tolerance))
+        assert client.kept is not None
+        client.kept.close()
+        return found, client.kept.reuses
+
+    lanes = await asyncio.gather(*(lane(n) for n in range(_CONNECTIONS)))
+    same = session.require_close([each for found, _ in lanes for each in found])
+    if not (reuses := sum(n for _, n in lanes)):
+        raise NotOffered("the server ends every connection after one answer")
+    return f"{_CONNECTIONS} connections, used again {reuses} times: {same}"
+
+
+@STREAMS.check("streams that nobody reads to the end")
+async def hang_ups(session: SmokeSession) -> str:
+    """Users press stop: what they left takes no place, and ends up in nobody else's answer."""
+    number = min(_PROMPTS, max(session.plan.streams))
+    begin = time.monotonic()
+    await one_round(session, number)
+    patience = _PATIENCE * (time.monotonic() - begin) + session.plan.limits.first_token_s
+    count = max(_HUNG_UP, max(session.plan.streams))
+    questions = countings(count, _LONG_COUNT, start=5000)
+    # at once, after the head, and in the middle
+    begun = [session.hang_up(q.prompt, place % 4) for place, q in enumerate(questions)]
+    try:
+        async with asyncio.timeout(count * patience):
+            await asyncio.gather(*begun)
+        async with asyncio.timeout(patience):
+            found = await one_round(session, number, turn=1)
+    except TimeoutError as error:
+        why = f"after {count} streams that the client left"
+        raise Gone(f"{why}: no answers to {number} requests in {patience:.0f} s") from error
+    return f"{count} were left; then {found}"
 
 
 @STREAMS.check("short ones in turn")

@@ -8,14 +8,14 @@ from typing import Any
 
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.serving.smoke import tasks
+from pipeline.serving.smoke.agent_endpoints import AgentAnswer, ask_messages
 from pipeline.serving.smoke.chat import ChatAnswer, ToolCall
 from pipeline.serving.smoke.client import NotOffered, RequestRefused, Unsound
+from pipeline.serving.smoke.compare import parting
 from pipeline.serving.smoke.session import Rung, SmokeSession
 
 TOOLS_RUNG = Rung("tools", "Tool calls and reasoning arrive whole")
-MESSAGES = "/v1/messages"
 _TRIES = 3  # where two answers differ that a tie may have parted
-_INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 # What parsers should have taken out of the content.
 _MARKS = re.compile(
     r"</?think(?:ing)?>|<\|channel\|>|</?tool_call>|<\|tool_calls?_(?:section_)?begin\|>"
@@ -146,7 +146,8 @@ async def _thinking(session: SmokeSession) -> str:
             raise Unsound("the reasoning is in the content, too")
         if texts[False] & texts[True]:
             return "reasoning apart from the content, whole and in streams"
-    raise Unsound(f"the content is {min(texts[False])!r}, in a stream {min(texts[True])!r}")
+    parted = parting(min(texts[False]), min(texts[True]), ("whole", "in a stream"))
+    raise Unsound(f"the content differs: {parted}")
 
 
 @TOOLS_RUNG.check(
@@ -176,53 +177,36 @@ async def _instant(session: SmokeSession) -> str:
     return "an answer without reasoning"
 
 
-async def message_text(session: SmokeSession, prompt: str, most_tokens: int) -> tuple[str, int]:
-    """What /v1/messages answers, as Claude Code asks for it, and its count of the prompt."""
-    body = _message(session, prompt, most_tokens)
-    _, value = await session.client.post(MESSAGES, body, optional=True)
-    blocks = value.get("content") if isinstance(value, dict) else None
-    if not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
-        raise Unsound("/v1/messages: the content is no list of blocks")
-    if value.get("stop_reason") not in ("end_turn", "max_tokens", "stop_sequence"):
-        raise Unsound(f"/v1/messages: stop_reason is {value.get('stop_reason')!r}")
-    usage = value.get("usage")
-    if not isinstance(usage, dict) or not isinstance(usage.get("input_tokens"), int):
-        raise Unsound("/v1/messages: no usage")
-    text = "".join(str(b.get("text", "")) for b in blocks if b.get("type") == "text")
-    if not text.strip():
-        raise Unsound("/v1/messages: the answer is empty")
-    # `input_tokens` leaves out what was kept of earlier prompts, which has a count of its own
-    parts = [usage.get(name) for name in _INPUTS]
-    return text, sum(n for n in parts if isinstance(n, int))
-
-
-def _message(session: SmokeSession, prompt: str, most_tokens: int) -> dict[str, Any]:
-    return {
+async def message_answer(
+    session: SmokeSession, prompt: str, most_tokens: int, *, stream: bool = False
+) -> AgentAnswer:
+    """What /v1/messages answers to one question."""
+    body = {
         "model": session.model,
         "max_tokens": most_tokens,
         "temperature": 0,
         "messages": [{"role": "user", "content": prompt}],
+        **({"stream": True} if stream else {}),
     }
+    answer = await ask_messages(session.client, body)
+    if not answer.text.strip():
+        raise Unsound("/v1/messages: the answer is empty")
+    return answer
 
 
 @TOOLS_RUNG.check("/v1/messages")
 async def _messages(session: SmokeSession) -> str:
     """The same answer through the other endpoint: vllm-project/vllm#44576."""
     question, most = tasks.countings(4)[3], session.answer_tokens
-    body = {**_message(session, question.prompt, most), "stream": True}
     texts: set[str] = set()
     streams: set[str] = set()
     for _ in range(_TRIES):
-        text, _ = await message_text(session, question.prompt, most)
+        text = (await message_answer(session, question.prompt, most)).text
         if session.plan.quality and not question.is_held(text):
             raise Unsound(f"/v1/messages: {question.prompt!r}, the answer is {text[:120]!r}")
         texts.add(text)
-        _, events = await session.client.stream(MESSAGES, body, has_done=False)
-        values = [v for _, v in events if isinstance(v, dict)]
-        if not values or values[-1].get("type") != "message_stop":
-            raise Unsound("/v1/messages: the stream ended without message_stop")
-        deltas = [v.get("delta") or {} for v in values if v.get("type") == "content_block_delta"]
-        streams.add("".join(str(d.get("text", "")) for d in deltas))
+        streams.add((await message_answer(session, question.prompt, most, stream=True)).text)
         if texts & streams:
             return "an answer, the same as a stream"
-    raise Unsound(f"/v1/messages: {min(texts)[:120]!r}, as a stream {min(streams)[:120]!r}")
+    parted = parting(min(texts), min(streams), ("whole", "in a stream"))
+    raise Unsound(f"/v1/messages: {parted}")

@@ -1,0 +1,155 @@
+"""The endpoints that agents speak: /v1/messages (Claude Code) and /v1/responses (Codex)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.serving.smoke.chat import ToolCall
+from pipeline.serving.smoke.client import ChatClient, Unsound, error_in
+
+MESSAGES, RESPONSES_PATH = "/v1/messages", "/v1/responses"
+_INPUTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+_STOPS = ("end_turn", "max_tokens", "stop_sequence", "tool_use")
+_ENDS = ("response.completed", "response.incomplete")
+
+
+@dataclass(frozen=True)
+class AgentAnswer:
+    """What either endpoint answered, whole or put together from its stream."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+    model: str
+    prompt_tokens: int
+    cached_tokens: int | None  # none: the server does not say
+    parts: list[dict[str, Any]]  # as the next request repeats them
+    is_stream: bool
+
+
+async def ask_messages(client: ChatClient, body: Mapping[str, Any]) -> AgentAnswer:
+    """One answer of /v1/messages; a server need not have it."""
+    is_stream = bool(body.get("stream"))
+    value: Any
+    if is_stream:
+        _, events = await client.stream(MESSAGES, body, has_done=False, optional=True)
+        value = _joined_message([v for _, v in events if isinstance(v, dict)])
+    else:
+        _, value = await client.post(MESSAGES, body, optional=True)
+    blocks = value.get("content") if isinstance(value, dict) else None
+    if not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
+        raise Unsound("/v1/messages: the content is no list of blocks")
+    if value.get("stop_reason") not in _STOPS:
+        raise Unsound(f"/v1/messages: stop_reason is {value.get('stop_reason')!r}")
+    usage = value.get("usage")
+    if not isinstance(usage, dict) or not isinstance(usage.get("input_tokens"), int):
+        raise Unsound("/v1/messages: no usage")
+    # `input_tokens` leaves out what was kept of earlier prompts, which has a count of its own
+    counts = {name: n for name in _INPUTS if isinstance(n := usage.get(name), int)}
+    calls = [b for b in blocks if b.get("type") == "tool_use"]
+    if calls and value["stop_reason"] != "tool_use":
+        raise Unsound(f"/v1/messages: a tool call, and stop_reason is {value['stop_reason']!r}")
+    return AgentAnswer(
+        text="".join(str(b.get("text", "")) for b in blocks if b.get("type") == "text"),
+        calls=tuple(
+            ToolCall(str(c.get("id") or ""), str(c.get("name")), json.dumps(c.get("input")))
+            for c in calls
+        ),
+        model=str(value.get("model") or ""),
+        prompt_tokens=sum(counts.values()),
+        cached_tokens=counts.get("cache_read_input_tokens"),
+        # thinking is not sent back: its signature is the server's own
+        parts=[b for b in blocks if b.get("type") in ("text", "tool_use")],
+        is_stream=is_stream,
+    )
+
+
+def _joined_message(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that a stream of events writes."""
+    message: dict[str, Any] = {"usage": {}}
+    blocks: dict[int, dict[str, Any]] = {}
+    inputs: dict[int, str] = {}
+    for event in events:
+        kind, place = event.get("type"), event.get("index") or 0
+        delta = event.get("delta") if isinstance(event.get("delta"), dict) else {}
+        usage = event.get("usage")
+        if kind == "message_start" and isinstance(event.get("message"), dict):
+            usage = event["message"].get("usage")
+            message = {**message, **event["message"], "usage": message["usage"]}
+        elif kind == "content_block_start":
+            blocks[place] = dict(event.get("content_block") or {})
+        elif kind == "content_block_delta":
+            block = blocks.setdefault(place, {"type": "text"})
+            block["text"] = str(block.get("text", "")) + str(delta.get("text", ""))
+            inputs[place] = inputs.get(place, "") + str(delta.get("partial_json", ""))
+        elif kind == "message_delta":
+            message |= delta
+        if isinstance(usage, dict):
+            message["usage"] |= {k: v for k, v in usage.items() if v is not None}
+    if not events or events[-1].get("type") != "message_stop":
+        words = next((f": {error_in(e)}" for e in events if error_in(e)), "")
+        raise Unsound(f"/v1/messages: the stream ended without message_stop{words}")
+    for place, block in blocks.items():
+        if block.get("type") == "tool_use":
+            block.pop("text", None)
+            try:
+                block["input"] = json.loads(inputs.get(place) or "{}")
+            except ValueError as error:
+                raise Unsound(f"/v1/messages: the input of a call is {inputs[place]!r}") from error
+    return {**message, "content": [blocks[place] for place in sorted(blocks)]}
+
+
+async def ask_responses(client: ChatClient, body: Mapping[str, Any]) -> AgentAnswer:
+    """One answer of /v1/responses; a server need not have it."""
+    is_stream = bool(body.get("stream"))
+    deltas: dict[str, str] = {}
+    value: Any
+    if is_stream:
+        _, events = await client.stream(RESPONSES_PATH, body, has_done=False, optional=True)
+        values = [v for _, v in events if isinstance(v, dict)]
+        if not values or values[-1].get("type") not in _ENDS:
+            failed = [v.get("response") if "response" in v else v for v in values[-1:]]
+            words = "".join(f": {error_in(v)}" for v in failed if error_in(v))
+            raise Unsound(f"/v1/responses: the stream ended without response.completed{words}")
+        for event in values:
+            kind, _, what = str(event.get("type")).rpartition(".")
+            if what == "delta":
+                deltas[kind] = deltas.get(kind, "") + str(event.get("delta", ""))
+        value = values[-1].get("response")
+    else:
+        _, value = await client.post(RESPONSES_PATH, body, optional=True)
+    items = value.get("output") if isinstance(value, dict) else None
+    if not isinstance(items, list) or not all(isinstance(i, dict) for i in items):
+        raise Unsound("/v1/responses: the output is no list of items")
+    if value.get("status") not in ("completed", "incomplete"):
+        raise Unsound(f"/v1/responses: status is {value.get('status')!r}")
+    messages = [i for i in items if i.get("type") == "message"]
+    parts = [p for i in messages for p in i.get("content") or [] if isinstance(p, dict)]
+    text = "".join(str(p.get("text", "")) for p in parts if p.get("type") == "output_text")
+    calls = [i for i in items if i.get("type") == "function_call"]
+    arguments = "".join(str(c.get("arguments", "")) for c in calls)
+    for kind, want in (("output_text", text), ("function_call_arguments", arguments)):
+        got = deltas.get(f"response.{kind}", "")
+        # some send a short call in one piece, and no deltas
+        if is_stream and got != want and (got or kind == "output_text"):
+            raise Unsound(f"/v1/responses: deltas of {got[:60]!r}, and in the end {want[:60]!r}")
+    usage = value.get("usage") if isinstance(value.get("usage"), dict) else {}
+    counts = [usage.get(name) for name in ("input_tokens", "output_tokens", "total_tokens")]
+    if not all(isinstance(n, int) and n > 0 for n in counts) or sum(counts[:2]) != counts[2]:
+        raise Unsound(f"/v1/responses: usage does not add up: {usage}")
+    details = usage.get("input_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return AgentAnswer(
+        text=text,
+        calls=tuple(
+            ToolCall(str(c.get("call_id") or ""), str(c.get("name")), str(c.get("arguments")))
+            for c in calls
+        ),
+        model=str(value.get("model") or ""),
+        prompt_tokens=counts[0],
+        cached_tokens=cached if isinstance(cached, int) else None,
+        parts=[*messages, *calls],
+        is_stream=is_stream,
+    )

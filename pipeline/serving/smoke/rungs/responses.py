@@ -1,0 +1,77 @@
+"""Rung 7: /v1/responses, which Codex speaks, answers as chat completions do."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from pipeline.serving.smoke import tasks
+from pipeline.serving.smoke.agent_endpoints import AgentAnswer, ask_responses
+from pipeline.serving.smoke.client import Unsound
+from pipeline.serving.smoke.compare import parting
+from pipeline.serving.smoke.rungs.tools import arguments_of, without_tools
+from pipeline.serving.smoke.session import Rung, SmokeSession, optional
+
+RESPONSES = Rung("responses", "/v1/responses answers as chat completions do")
+_TRIES = 3  # where two answers differ that a tie may have parted
+_TOOLS = [{"type": "function", **tool["function"]} for tool in tasks.TOOLS]
+
+
+async def _ask(session: SmokeSession, given: Any, **options: Any) -> AgentAnswer:
+    most = session.room(min(256, session.answer_tokens))
+    body = {"model": session.model, "input": given, "max_output_tokens": most, "temperature": 0}
+    answer = await ask_responses(session.client, {**body, **options})
+    if answer.model not in (session.model, *session.aliases):
+        raise Unsound(f"/v1/responses: asked {session.model!r}, and {answer.model!r} answered")
+    return answer
+
+
+@RESPONSES.check("one answer")
+async def _answer(session: SmokeSession) -> str:
+    question = tasks.countings(5)[4]
+    texts: dict[bool, set[str]] = {False: set(), True: set()}
+    for number in range(2 * _TRIES):
+        stream = number % 2 == 1
+        answer = await _ask(session, question.prompt, **({"stream": True} if stream else {}))
+        if not answer.text.strip():
+            raise Unsound("/v1/responses: the answer is empty")
+        if session.plan.quality and not question.is_held(answer.text):
+            raise Unsound(f"/v1/responses: {question.prompt!r}: {answer.text[:120]!r}")
+        texts[stream].add(answer.text)
+        if texts[False] & texts[True]:
+            return f"the same as a stream; {answer.prompt_tokens} tokens of a prompt"
+    parted = parting(min(texts[False]), min(texts[True]), ("whole", "in a stream"))
+    raise Unsound(f"/v1/responses: {parted}")
+
+
+@RESPONSES.check("conversation", "quality")
+async def _conversation(session: SmokeSession) -> str:
+    for what, messages, want in tasks.CONVERSATIONS:
+        system = "".join(m["content"] for m in messages if m["role"] == "system")
+        given = [m for m in messages if m["role"] != "system"]
+        with optional("no instructions") if system else nullcontext():
+            answer = await _ask(session, given, **({"instructions": system} if system else {}))
+        if not tasks.SmokeQuestion("", want).is_right(answer.text):
+            raise Unsound(f"/v1/responses: {what}: {want}, not {answer.text[:120]!r}")
+    return "earlier turns and the instructions are read"
+
+
+@RESPONSES.check("tool call", "quality", without_tools)
+async def _call(session: SmokeSession) -> str:
+    scenario = tasks.SCENARIOS[0]
+    asked = [{"role": "user", "content": scenario.prompt}]
+    for stream in (False, True):
+        options = {"stream": True} if stream else {}
+        answer = await _ask(session, asked, tools=_TOOLS, **options)
+        calls = [(call.name, arguments_of(call)) for call in answer.calls]
+        if calls != [(scenario.tool, scenario.arguments)]:
+            how = "in a stream" if stream else "whole"
+            raise Unsound(f"/v1/responses, {how}: {scenario.prompt!r}: {calls}")
+    (call,) = answer.calls
+    made = {"type": "function_call", "call_id": call.id, "name": call.name}
+    result = {"type": "function_call_output", "call_id": call.id, "output": "Rain, 17 degrees"}
+    given = [*asked, {**made, "arguments": call.arguments}, result]
+    answer = await _ask(session, given, tools=_TOOLS)
+    if "17" not in answer.text:
+        raise Unsound(f"/v1/responses: the tool said 17 degrees: {answer.text[:120]!r}")
+    return "a call, whole and in a stream, and its result in the answer"
