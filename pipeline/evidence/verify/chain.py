@@ -193,21 +193,23 @@ def judge_statement(item: EvidenceItem, judge: Judge) -> Walk:
     return Walk(node, (opened,) if keys else ())
 
 
-def judge_climb(path: Path, items: Sequence[EvidenceItem], judge: Judge) -> Walk:
-    """A `smoke.json` with its statements, and the file of exchanges that they name."""
+def judge_climb(
+    path: Path, items: Sequence[EvidenceItem], judge: Judge, exchanges_name: str = EXCHANGES
+) -> Walk:
+    """A `smoke.json` or `quality.json` with its statements, and the exchanges that they name."""
     walked = walk_evidence(open_file(path), items, judge.trust, judge.checkout, judge.now)
     if not items:
         return walked
-    beside = path.with_name(EXCHANGES)
+    beside = path.with_name(exchanges_name)
     if not beside.exists():
-        exchanges = Node(EXCHANGES, Verdict.INCOMPLETE, "is not beside the result")
+        exchanges = Node(exchanges_name, Verdict.INCOMPLETE, "is not beside the result")
     else:
         digest = open_file(beside).digest
         stated = [x.statement for x, _ in walked.opened if x.is_about_this]
         exchanges = (
-            Node(EXCHANGES, message="these bytes")
+            Node(exchanges_name, message="these bytes")
             if any(statement.is_about(digest) for statement in stated)
-            else Node(EXCHANGES, Verdict.BROKEN, f"has {digest}, which was not stated")
+            else Node(exchanges_name, Verdict.BROKEN, f"has {digest}, which was not stated")
         )
     return replace(walked, node=replace(walked.node, children=(*walked.node.children, exchanges)))
 
