@@ -23,7 +23,7 @@ from pipeline.core.files import sha256_of_file
 from pipeline.core.net.wire import Address
 from pipeline.core.verdict import TestVerdict
 from pipeline.evidence.statements.results import run_predicate
-from pipeline.images.gate.runs import QUALITY_OUTPUTS, QUALITY_RESULT, ImageRun
+from pipeline.images.gate.runs import QUALITY_OUTPUTS, QUALITY_RESULT
 from pipeline.images.gate.templates.cases import conversations
 from pipeline.images.gate.templates.files import ModelText
 from pipeline.serving.quality.agreement import (
@@ -101,7 +101,11 @@ def judge_quality(
         if isinstance(made, QualityResult):
             show(made)
             run = quality_run(made, folder, recipe=None, inputs={}, machine={"address": url})
-            _state_beside(folder, run, signing)
+            # what runs at an address is not known: the statement is about the files of the result
+            subjects = [subject(name, sha256_of_file(folder / name)) for name in QUALITY_OUTPUTS]
+            statement = state_about(subjects, TEST_RESULT, run_predicate(run), moment())
+            stated = keep_statement(folder / f"{QUALITY_RESULT}{SUFFIX}", statement, signing)
+            log.say(f"statement: {stated.file}, {stated.state}")
             require_quality(made)
         return made
     recipes = recipes_of(workspace, request.folders)
@@ -173,14 +177,6 @@ def _jobs(request: QualityRequest, text: ModelText | None, why: str) -> dict[Par
             "no reference: record one with --record FILE on a server that you trust",
         ),
     }
-
-
-def _state_beside(folder: Path, run: ImageRun, signing: Signing) -> None:
-    """What runs at an address is not known: the statement is about the files of the result."""
-    subjects = [subject(name, sha256_of_file(folder / name)) for name in QUALITY_OUTPUTS]
-    statement = state_about(subjects, TEST_RESULT, run_predicate(run), moment())
-    stated = keep_statement(folder / f"{QUALITY_RESULT}{SUFFIX}", statement, signing)
-    log.say(f"statement: {stated.file}, {stated.state}")
 
 
 def require_quality(result: QualityResult) -> None:

@@ -21,7 +21,8 @@ from pipeline.serving.quality.model import QualityNumber, QualityPart, QualityPl
 from pipeline.serving.quality.probes import Probe
 from pipeline.serving.quality.session import QualitySession
 from pipeline.serving.smoke.chat import Token, logprobs_fault
-from pipeline.serving.smoke.client import Gone, Unsound
+from pipeline.serving.smoke.client import Gone, NotOffered, Unsound
+from pipeline.serving.smoke.session import optional
 
 _COMPLETIONS, _TOP = "/v1/completions", 5
 _MOST_BYTES, _MOST_ROWS = 256 << 20, 40
@@ -87,9 +88,9 @@ def first_token(value: Any) -> Token:
                 legacy.tokens[0], -1e9 if logprob is None else logprob, (*others.items(),)
             )
     except (LookupError, TypeError, ValidationError) as error:
-        raise Unsound(f"{_COMPLETIONS} gives no log probabilities") from error
+        raise NotOffered(f"{_COMPLETIONS} gives no log probabilities") from error
     if not token.top:
-        raise Unsound(f"{_COMPLETIONS} names only the token that it chose")
+        raise NotOffered(f"{_COMPLETIONS} names only the token that it chose")
     if fault := logprobs_fault([token]):
         raise Unsound(fault)
     # most probable first; the chosen one may be missing from the list, or be in it
@@ -108,7 +109,8 @@ async def ask_place(session: QualitySession, text: str) -> Token:
         # the template has written the first token already, where the model has one
         "add_special_tokens": False,
     }
-    _, value = await session.client.post(_COMPLETIONS, body)
+    with optional("log probabilities"):
+        _, value = await session.client.post(_COMPLETIONS, body, optional=True)
     return first_token(value)
 
 
@@ -165,23 +167,23 @@ class PlaceResult(Frozen):
     is_bound: bool  # the server does not name that choice: it is off by so much at least
     message: str = ""
 
-
-def compare_place(place: RecordedPlace, got: Token, tie_nats: float) -> PlaceResult:
-    """Whether the server expects the same, and how sure it is of it."""
-    want, logprob = place.top[0]
-    second = place.top[1][1] if len(place.top) > 1 else -1e9
-    named = dict(got.top)
-    agrees = got.top[0][0] == want
-    other = named.get(want, min(named.values()))
-    return PlaceResult(
-        is_protocol=place.is_protocol,
-        is_decided=logprob - second > tie_nats,
-        agrees=agrees,
-        # one that is not named is less probable than all that are
-        nats=abs(other - logprob) if want in named else max(0.0, logprob - other),
-        is_bound=want not in named,
-        message="" if agrees else f"{want!r} ({logprob:.2f}) became {got.text!r}",
-    )
+    @classmethod
+    def compared(cls, place: RecordedPlace, got: Token, tie_nats: float) -> PlaceResult:
+        """Whether the server expects the same, and how sure it is of it."""
+        want, logprob = place.top[0]
+        second = place.top[1][1] if len(place.top) > 1 else -1e9
+        named = dict(got.top)
+        agrees = got.top[0][0] == want
+        other = named.get(want, min(named.values()))
+        return cls(
+            is_protocol=place.is_protocol,
+            is_decided=logprob - second > tie_nats,
+            agrees=agrees,
+            # one that is not named is less probable than all that are
+            nats=abs(other - logprob) if want in named else max(0.0, logprob - other),
+            is_bound=want not in named,
+            message="" if agrees else f"{want!r} ({logprob:.2f}) became {got.text!r}",
+        )
 
 
 async def judge_agreement(
@@ -195,13 +197,17 @@ async def judge_agreement(
         text, place = one
         try:
             got = await ask_place(session, text.text[: place.at])
-            return compare_place(place, got, tie)
+            return PlaceResult.compared(place, got, tie)
         except Gone:
             raise
         except Unsound as error:
             return str(error)[:300]
 
-    found = iter(await session.each(asked, ask, "place"))
+    try:
+        found = iter(await session.each(asked, ask, "place"))
+    except NotOffered as error:
+        inputs = {"reference": digest}
+        return QualityPart(name="agreement", verdict="unknown", message=str(error), inputs=inputs)
     groups = [[next(found) for _ in text.places] for text in reference.texts]
     return agreement_part(groups, session.plan, {"reference": digest})
 
@@ -214,8 +220,9 @@ def agreement_part(
     judged = [[each for each in group if not isinstance(each, str)] for group in groups]
     places = [place for group in judged for place in group]
     if not places:
+        verdict: TestVerdict = "failed" if failed else "unknown"
         why = failed[0] if failed else "the reference holds no place"
-        return QualityPart(name="agreement", verdict="unknown", message=why, inputs=inputs)
+        return QualityPart(name="agreement", verdict=verdict, message=why, inputs=inputs)
     numbers: list[QualityNumber] = []
     verdicts: list[TestVerdict] = ["failed"] if failed else []
     kinds = {"all": [False, True], "protocol": [True]}

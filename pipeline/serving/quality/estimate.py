@@ -26,14 +26,6 @@ class Estimate(Frozen):
     n: Count  # what was counted or averaged
     method: str
 
-    def share_text(self) -> str:
-        """For people, as percent."""
-        return f"{self.value:.1%} [{self.low:.1%}, {self.high:.1%}]"
-
-    def nats_text(self) -> str:
-        """For people, as a difference of log probabilities."""
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}] nats"
-
     def at_least(self, bar: float) -> RunVerdict:
         """Whether the true value reaches a bar."""
         return "passed" if self.low >= bar else "failed" if self.high < bar else "unknown"

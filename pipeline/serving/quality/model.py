@@ -23,7 +23,7 @@ class QualityPlan(Frozen):
 
     model: str | None = None  # none: the first that the server names
     parts: list[PartName] = list(PARTS)
-    cases: Positive = 200  # of tools; each is asked whole and as a stream
+    cases: Positive = 300  # of tools; each is asked whole and as a stream
     seed: Count = 26
     tool_choice: Literal["auto", "required"] = "auto"
     texts: Positive = 96  # of the agreement: fewer cannot show 95 % even where all agree
@@ -58,8 +58,10 @@ class QualityNumber(Frozen):
 
     def text(self) -> str:
         """For people."""
-        estimate = self.estimate
-        return estimate.share_text() if self.unit == "share" else estimate.nats_text()
+        value, low, high = self.estimate.value, self.estimate.low, self.estimate.high
+        if self.unit == "share":
+            return f"{value:.1%} [{low:.1%}, {high:.1%}]"
+        return f"{value:.3f} [{low:.3f}, {high:.3f}] nats"
 
     def bar_text(self) -> str:
         """For people."""

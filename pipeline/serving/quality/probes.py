@@ -32,35 +32,36 @@ class Probe(NamedTuple):
 
 def probes(model: ModelText | None, texts: int, places: int, seed: int) -> list[Probe]:
     """So many texts; without a template they are plain, and hold no protocol."""
-    return [_probe(model, Random(f"{seed}-{n}"), n, places) for n in range(texts)]  # noqa: S311
-
-
-def _probe(model: ModelText | None, dice: Random, number: int, most: int) -> Probe:
-    question, answer, contents = _exchange(dice, number)
-    start, text = question["content"] + "\n", question["content"] + "\n" + answer["content"]
-    if model is not None:
-        tools = [WEATHER, FERRY] if answer.get("tool_calls") else None
-        try:
-            start = model.render([question], tools)
-            text = model.render([question, answer], tools, add_generation_prompt=False)
-        except TemplateRefused:
-            # a template without tools; the plain text is a text, too
+    made = []
+    for number in range(texts):
+        dice = Random(f"{seed}-{number}")  # noqa: S311 - texts, no secrets
+        question, answer, contents = _exchange(dice, number)
+        start, text = question["content"] + "\n", question["content"] + "\n" + answer["content"]
+        if model is None:
             contents = [text]
-    # a generation prompt may open a thought that a finished turn does not have
-    begin = next((n for n, (a, b) in enumerate(zip(start, text, strict=False)) if a != b), None)
-    begin = min(len(start), len(text)) if begin is None else begin
-    spans = [match.span() for part in contents for match in re.finditer(re.escape(part), text)]
-    found = [
-        (match.start(), not any(a <= match.end() - 1 < b for a, b in spans))
-        for match in _PIECE.finditer(text, begin)
-    ]
-    if model is None:
-        found = [(at, False) for at, _ in found]
-    protocol = [place for place in found if place[1]]
-    prose = [place for place in found if not place[1]]
-    half = max(most - min(len(protocol), most // 2), most - len(prose))
-    chosen = [*_spread(protocol, most - half), *_spread(prose, half)]
-    return Probe(text, tuple(sorted(chosen)))
+        else:
+            tools = [WEATHER, FERRY] if answer.get("tool_calls") else None
+            try:
+                start = model.render([question], tools)
+                text = model.render([question, answer], tools, add_generation_prompt=False)
+            except TemplateRefused:
+                # a template without tools; the plain text is a text, too
+                contents = [text]
+        # a generation prompt may open a thought that a finished turn does not have
+        pairs = enumerate(zip(start, text, strict=False))
+        begin = next((n for n, (a, b) in pairs if a != b), min(len(start), len(text)))
+        spans = [found.span() for part in contents for found in re.finditer(re.escape(part), text)]
+        found = [
+            (piece.start(), not any(a <= piece.end() - 1 < b for a, b in spans))
+            for piece in _PIECE.finditer(text, begin)
+        ]
+        protocol = [place for place in found if place[1]]
+        prose = [place for place in found if not place[1]]
+        # half of them protocol, where there is as much
+        most_prose = max(places - min(len(protocol), places // 2), places - len(prose))
+        chosen = [*_spread(protocol, places - most_prose), *_spread(prose, most_prose)]
+        made.append(Probe(text, tuple(sorted(chosen))))
+    return made
 
 
 def _exchange(dice: Random, number: int) -> tuple[dict[str, Any], dict[str, Any], list[str]]:

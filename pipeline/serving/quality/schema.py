@@ -70,7 +70,7 @@ def _fault(schema: Any, value: Any, at: str, root: Any, depth: int) -> str:
     if "not" in schema and not below(schema["not"], value):
         return f"{here}: fits what it must not"
     sizes: list[tuple[str, float, str, str]] = []
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if _is(value, "number"):
         if given("exclusiveMinimum") is not None and not value > given("exclusiveMinimum"):
             return f"{here}: {value} is not above {given('exclusiveMinimum')}"
         if given("exclusiveMaximum") is not None and not value < given("exclusiveMaximum"):

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pipeline.core import log
 from pipeline.serving.quality.model import QualityPlan
-from pipeline.serving.smoke.client import ChatClient, Gone, Unsound
+from pipeline.serving.smoke.client import ChatClient, Gone, NotOffered, Unsound
 
 Item = TypeVar("Item")
 Done = TypeVar("Done")
@@ -56,7 +56,7 @@ class QualitySession:
             tasks = [asyncio.ensure_future(one(item)) for item in items]
             try:
                 results = await asyncio.gather(*tasks)
-            except Gone:
+            except (Gone, NotOffered):
                 # the others would only wait, each for its own time limit
                 for task in tasks:
                     task.cancel()

@@ -11,7 +11,7 @@ from pipeline.core.model import sha256_of
 from pipeline.images.gate.templates.files import ModelText, read_model_text
 from pipeline.images.gate.templates.renderer import ChatTemplate
 from pipeline.serving.fit.gguf import gguf_header, gguf_parts
-from pipeline.weights.place import LockedFolder, find_places, snapshots_in
+from pipeline.weights.place import find_places, snapshots_in
 
 _TOKENS = "tokenizer.ggml.tokens"
 _TEMPLATE = "tokenizer.chat_template"
@@ -33,21 +33,15 @@ def served_text(path: Path) -> ModelText:
     if files := sorted(place.snapshot.glob("*.gguf")):
         return gguf_text(files[0])
     text = read_model_text(place.snapshot)
-    _require_locked(place, text)
-    return text
-
-
-def _require_locked(place: LockedFolder, text: ModelText) -> None:
-    """Refuse a template or tokenizer that is not the locked one."""
     pins = {pin.path: pin for pin in place.lock.files}
     for name in text.inputs:
         if name not in pins:
             raise WeightsDamaged(f"{place.snapshot / name}: is not among the locked files")
-        pin, data = pins[name], (place.snapshot / name).read_bytes()
-        hashed: hashlib._Hash = pin.new_hash()
-        hashed.update(data)
-        if hashed.hexdigest() != pin.want:
+        hashed: hashlib._Hash = pins[name].new_hash()
+        hashed.update((place.snapshot / name).read_bytes())
+        if hashed.hexdigest() != pins[name].want:
             raise WeightsDamaged(f"{place.snapshot / name}: is not the file that is locked")
+    return text
 
 
 def gguf_text(path: Path) -> ModelText:

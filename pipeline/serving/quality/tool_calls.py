@@ -32,36 +32,36 @@ class CallResult(NamedTuple):
     message: str = ""
     is_exact: bool | None = None  # the very arguments that the prompt names
 
-
-def judge_call(case: ToolCase, answer: ChatAnswer) -> CallResult:
-    """Whether every call of an answer fits the schema of its tool."""
-    told = (case.name, answer.is_stream)
-    if not answer.calls:
-        # a request of a stranger need not lead to a call
-        outcome: Outcome = "no call" if case.wanted or case.choice == "required" else "not judged"
-        return CallResult(*told, outcome, f"no call; content {answer.text[:80]!r}")
-    exact: list[bool] = []
-    for call in answer.calls:
-        schema = case.parameters(call.name)
-        if schema is None:
-            return CallResult(*told, "broken", f"there is no tool {call.name[:80]!r}")
-        try:
-            data = call.arguments.encode(errors="surrogatepass")
-            arguments = read_json(data, most_bytes=_MOST_ARGUMENTS, any_int=True)
-        except JsonInvalid as error:
-            return CallResult(*told, "broken", f"the arguments: {error}: {call.arguments[:80]!r}")
-        try:
-            fault = schema_fault(schema, arguments)
-        except SchemaUnknown as error:
-            return CallResult(*told, "not judged", str(error))
-        if fault or not isinstance(arguments, dict):
-            return CallResult(*told, "broken", f"{call.name}: {fault or 'no object'}")
-        if case.wanted:
-            name, wanted = case.wanted
-            exact.append(call.name == name and same_json(arguments, wanted))
-    if answer.finish != "tool_calls":
-        return CallResult(*told, "broken", f"a call, and finish_reason is {answer.finish!r}")
-    return CallResult(*told, "valid", is_exact=len(exact) == 1 and exact[0] if exact else None)
+    @classmethod
+    def judged(cls, case: ToolCase, answer: ChatAnswer) -> CallResult:
+        """Whether every call of an answer fits the schema of its tool."""
+        told = (case.name, answer.is_stream)
+        if not answer.calls:
+            # a request of a stranger need not lead to a call
+            must = case.wanted or case.choice == "required"
+            message = f"no call; content {answer.text[:80]!r}"
+            return cls(*told, "no call" if must else "not judged", message)
+        exact: list[bool] = []
+        for call in answer.calls:
+            schema = case.parameters(call.name)
+            if schema is None:
+                return cls(*told, "broken", f"there is no tool {call.name[:80]!r}")
+            try:
+                data = call.arguments.encode(errors="surrogatepass")
+                arguments = read_json(data, most_bytes=_MOST_ARGUMENTS, any_int=True)
+                fault = schema_fault(schema, arguments)
+            except JsonInvalid as error:
+                return cls(*told, "broken", f"the arguments: {error}: {call.arguments[:80]!r}")
+            except SchemaUnknown as error:
+                return cls(*told, "not judged", str(error))
+            if fault or not isinstance(arguments, dict):
+                return cls(*told, "broken", f"{call.name}: {fault or 'no object'}")
+            if case.wanted:
+                name, wanted = case.wanted
+                exact.append(call.name == name and same_json(arguments, wanted))
+        if answer.finish != "tool_calls":
+            return cls(*told, "broken", f"a call, and finish_reason is {answer.finish!r}")
+        return cls(*told, "valid", is_exact=exact == [True] if exact else None)
 
 
 async def judge_schema(session: QualitySession, cases: Sequence[ToolCase]) -> QualityPart:
@@ -79,7 +79,7 @@ async def judge_schema(session: QualitySession, cases: Sequence[ToolCase]) -> Qu
         }
         try:
             answer = await ask_chat(session.client, session.model, case.messages, **body)
-            return judge_call(case, answer)
+            return CallResult.judged(case, answer)
         except Gone:
             raise
         except Unsound as error:

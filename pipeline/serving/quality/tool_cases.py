@@ -131,41 +131,47 @@ def read_tool_cases(folder: Path) -> list[ToolCase]:
     https://github.com/MoonshotAI/Kimi-Vendor-Verifier (validator_cases/*/valid.jsonl)
     """
     files = sorted(path for path in folder.rglob("*.jsonl") if path.name != "invalid.jsonl")
-    cases = [case for path in files[:_MOST_FILES] for case in _cases_of(folder, path)]
+    cases: list[ToolCase] = []
+    for path, number, line in _lines(files[:_MOST_FILES]):
+        name = f"{path.relative_to(folder)}:{number}"
+        try:
+            value = read_json(line, most_bytes=_MOST_LINE, any_int=True)
+        except JsonInvalid as error:
+            raise InputInvalid(f"{folder}/{name}: {error}") from error
+        given = value if isinstance(value, dict) else {}
+        schema = given.get("schema", given)
+        # a file of their results is no case
+        if "response" in given:
+            continue
+        if isinstance(given.get("messages"), list):
+            turns = [
+                # their own name for it
+                {**m, "role": "system" if m.get("role") == "_input" else m.get("role")}
+                for m in given["messages"]
+                if isinstance(m, dict)
+            ]
+            tools = [tool for tool in given.get("tools") or [] if isinstance(tool, dict)]
+            cases.append(ToolCase(name, turns, tools, choice=given.get("tool_choice")))
+            continue
+        if not isinstance(schema, dict) or not _SCHEMA_WORDS & set(schema):
+            raise InputInvalid(f"{folder}/{name}: is neither a request nor a schema")
+        # a tool takes an object: other schemas are those of one field
+        if schema.get("type", "object") != "object":
+            schema = {"type": "object", "properties": {"value": schema}, "required": ["value"]}
+        tool = {"name": "fill_in", "description": "Takes values", "parameters": schema}
+        prompt = "Call the tool fill_in once, with values of your own that fit its schema."
+        turns = [{"role": "user", "content": prompt}]
+        tools = [{"type": "function", "function": tool}]
+        cases.append(ToolCase(name, turns, tools, choice="required"))
     if not cases:
         raise InputInvalid(f"{folder}: holds no case", "Name a folder with *.jsonl files of cases.")
     return cases[:_MOST_CASES]
 
 
-def _cases_of(folder: Path, path: Path) -> Iterator[ToolCase]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(iter(lambda: lines.readline(_MOST_LINE + 1), b""), 1):
-            name = f"{path.relative_to(folder)}:{number}"
-            if not line.strip():
-                continue
-            try:
-                value = read_json(line.strip(), most_bytes=_MOST_LINE, any_int=True)
-            except JsonInvalid as error:
-                raise InputInvalid(f"{folder}/{name}: {error}") from error
-            # a file of their results is no case
-            if isinstance(value, dict) and "response" in value:
-                continue
-            if isinstance(value, dict) and isinstance(value.get("messages"), list):
-                # their own name for it
-                roles = {"_input": "system"}
-                turns = [m for m in value["messages"] if isinstance(m, dict)]
-                turns = [{**m, "role": roles.get(m.get("role", ""), m.get("role"))} for m in turns]
-                tools = [tool for tool in value.get("tools") or [] if isinstance(tool, dict)]
-                yield ToolCase(name, turns, tools, choice=value.get("tool_choice"))
-                continue
-            schema = value.get("schema", value) if isinstance(value, dict) else None
-            if not isinstance(schema, dict) or not _SCHEMA_WORDS & set(schema):
-                raise InputInvalid(f"{folder}/{name}: is neither a request nor a schema")
-            # a tool takes an object: other schemas are those of one field
-            if schema.get("type", "object") != "object":
-                schema = {"type": "object", "properties": {"value": schema}, "required": ["value"]}
-            tool = {"name": "fill_in", "description": "Takes values", "parameters": schema}
-            prompt = "Call the tool fill_in once, with values of your own that fit its schema."
-            turns = [{"role": "user", "content": prompt}]
-            tools = [{"type": "function", "function": tool}]
-            yield ToolCase(name, turns, tools, choice="required")
+def _lines(files: Sequence[Path]) -> Iterator[tuple[Path, int, bytes]]:
+    """Every line that is not empty, with its place; one that is too long comes cut."""
+    for path in files:
+        with path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(_MOST_LINE + 1), b""), 1):
+                if line.strip():
+                    yield path, number, line.strip()

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.core.errors import TemplateUnusable
 from pipeline.images.gate.templates.cases import conversations
-from pipeline.images.gate.templates.files import read_model_text, special_tokens
+from pipeline.images.gate.templates.files import read_model_text
 from pipeline.images.gate.templates.renderer import ChatTemplate, TemplateRefused
 
 USER = [{"role": "user", "content": '<b>é & "x"</b>'}]
@@ -121,9 +121,11 @@ def test_a_folder_without_a_template_says_so(tmp_path: Path, config: str) -> Non
         read_model_text(write(tmp_path, tokenizer_config__json=config))
 
 
-def test_special_tokens_are_texts_or_objects_with_one() -> None:
-    config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None, "x": "y"}
-    assert special_tokens(config) == {"bos_token": "<s>", "eos_token": "</s>"}
+def test_special_tokens_are_texts_or_objects_with_one(tmp_path: Path) -> None:
+    tokens = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None, "x": "y"}
+    folder = write(tmp_path, tokenizer_config__json={"chat_template": "x", **tokens})
+    found = read_model_text(folder).template.tokens
+    assert found == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 def test_conversations_try_roles_tools_results_turns_thinking_and_pictures() -> None:

@@ -89,7 +89,13 @@ def read_model_text(folder: Path) -> ModelText:
             f"{folder}: has no chat template ({TEMPLATE}, or chat_template in {CONFIG})",
             "Name the folder of the weights that are served, with --weights.",
         )
-    tokens = special_tokens(config)
+    # what templates may write by name, such as `bos_token`; some files hold whole objects
+    named_tokens = {
+        name: value.get("content") if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name.endswith("_token")
+    }
+    tokens = {name: text for name, text in named_tokens.items() if isinstance(text, str)}
     has_tokenizer = read(TOKENIZER) is not None
     other = next((name for name in OTHER_TOKENIZERS if (folder / name).is_file()), None)
     why = f"only its own Python code reads {other}" if other else f"{TOKENIZER} is missing"
@@ -100,13 +106,3 @@ def read_model_text(folder: Path) -> ModelText:
         tokenizer_file=folder / TOKENIZER if has_tokenizer else None,
         why_no_tokenizer="" if has_tokenizer else why,
     )
-
-
-def special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What templates may write by name, such as `bos_token`; some files hold whole objects."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            found[name] = text
-    return found
