@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from pipeline import __version__
 from pipeline.app.recipes import is_address, recipes_of
 from pipeline.app.serve import RemoteHost, ServeContext, machine_on
 from pipeline.app.signing import Signing
 from pipeline.app.smoke import api_headers, find_server, state_recipe_run
-from pipeline.app.statements import keep_statement
+from pipeline.app.statements import FileStatement, keep_statement
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.attest.envelope import SUFFIX
 from pipeline.artifacts.attest.names import TEST_RESULT
@@ -23,7 +24,7 @@ from pipeline.core.files import sha256_of_file
 from pipeline.core.net.wire import Address
 from pipeline.core.verdict import TestVerdict
 from pipeline.evidence.statements.results import run_predicate
-from pipeline.images.gate.runs import QUALITY_OUTPUTS, QUALITY_RESULT
+from pipeline.images.gate.runs import QUALITY_OUTPUTS, QUALITY_RESULT, ImageRun, RunTest
 from pipeline.images.gate.templates.cases import conversations
 from pipeline.images.gate.templates.files import ModelText
 from pipeline.serving.quality.agreement import (
@@ -36,6 +37,7 @@ from pipeline.serving.quality.agreement import (
 from pipeline.serving.quality.model import PartName, QualityPlan, QualityResult
 from pipeline.serving.quality.probes import probes
 from pipeline.serving.quality.run import PartJob, quality_run, run_quality
+from pipeline.serving.quality.scores import ImportedScores, Published, read_scores
 from pipeline.serving.quality.session import QualitySession
 from pipeline.serving.quality.texts import served_text
 from pipeline.serving.quality.token_counts import judge_tokens
@@ -179,6 +181,39 @@ def _jobs(request: QualityRequest, text: ModelText | None, why: str) -> dict[Par
     }
 
 
+def import_scores(
+    path: Path, published: Published | None, metric: str | None
+) -> tuple[ImportedScores, FileStatement]:
+    """Hold the scores of another program against a published one, and state it beside the file.
+
+    What served is not known: the statement names the file, and says so.
+    """
+    found = read_scores(path, published, metric)
+    beside = f", published {published.value} - {published.tolerance}" if published else ""
+    tests = [
+        RunTest(
+            name=f"{score.task}: {score.metric}",
+            verdict=score.verdict if published else "skipped",
+            message=f"{score.estimate.value:.4f} [{score.estimate.low:.4f},"
+            f" {score.estimate.high:.4f}] of {score.samples or 'unknown'} samples{beside}",
+        )
+        for score in found.scores
+    ]
+    told = {"program": found.program, "model": found.model, **found.parameters}
+    if published:
+        told["source"] = str(published.source)
+    run = ImageRun(
+        kind="quality-address",
+        inputs={path.name: found.digest},
+        machine={name: log.redacted(value) for name, value in told.items()},
+        made_by={"sm120-pipeline": __version__},
+        tests=tests,
+    )
+    subjects = [subject(path.name, found.digest)]
+    statement = state_about(subjects, TEST_RESULT, run_predicate(run), moment())
+    return found, keep_statement(path.with_name(f"{path.name}{SUFFIX}"), statement, Signing())
+
+
 def require_quality(result: QualityResult) -> None:
     """Raise the error of the first part that failed, else of the first that is unknown."""
     kinds: dict[TestVerdict, type[errors.PipelineError]] = {
@@ -189,3 +224,5 @@ def require_quality(result: QualityResult) -> None:
         for part in result.parts:
             if part.verdict == verdict:
                 raise kind(f"{result.url}: {part.name}: {part.message[:300]}")
+    if result.verdict == "unknown":
+        raise errors.QualityUnknown(f"{result.url}: {result.parts[0].message}")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import ValidationError
 
 from pipeline import app
 from pipeline.app.quality import QualityChoices, QualityRequest
@@ -15,8 +16,10 @@ from pipeline.cli import options
 from pipeline.cli.options import ANY_PATH, EXISTING_FILE, EXISTING_FOLDER, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
+from pipeline.core.errors import QualityFailed, QualityUnknown
 from pipeline.serving.quality.model import PARTS, QualityPlan, QualityResult
 from pipeline.serving.quality.run import plan_sentence
+from pipeline.serving.quality.scores import Published
 
 _PLAN = QualityPlan()
 
@@ -132,3 +135,58 @@ def quality_run_command(
     if not isinstance(done, QualityResult):
         places = sum(len(text.places) for text in done.texts)
         click.echo(f"{request.record}: {log.count(places, 'place')} of {done.model}")
+
+
+@query
+@click.argument("file", type=EXISTING_FILE)
+@click.option("--published", type=click.FloatRange(0, 1), help="The vendor's score for the task.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    help="How far below it a sound server may be.",
+)
+@click.option("--source", metavar="URL", help="Where the vendor publishes it.")
+@click.option("--metric", help="One metric of the file, by the name that the table shows.")
+def quality_import_command(
+    workspace: Workspace,
+    /,
+    file: Path,
+    published: float | None,
+    tolerance: float,
+    source: str | None,
+    metric: str | None,
+    as_json: bool,
+) -> None:
+    """Hold a score of lm-eval, evalscope or inspect-ai against a published one.
+
+    FILE is the result as the program wrote it. The score passes where its whole 95 % interval is
+    above the published number less the tolerance, and fails where all of it is below. The result is
+    stated and signed beside the file.
+    """
+    if (published is None) != (source is None):
+        raise click.UsageError("--published needs --source, the page that has the number")
+    bar = None
+    if published is not None and source is not None:
+        try:
+            bar = Published.model_validate(
+                {"value": published, "tolerance": tolerance, "source": source}
+            )
+        except ValidationError as error:
+            raise click.BadParameter("is no address", param_hint="'--source'") from error
+    found, stated = app.quality.import_scores(file, bar, metric)
+    if as_json:
+        say_json({**found.model_dump(mode="json"), "verdict": found.verdict})
+    else:
+        rows = []
+        for score in found.scores:
+            value, low, high = score.estimate.value, score.estimate.low, score.estimate.high
+            interval = f"[{low:.4f}, {high:.4f}]"
+            about = (score.verdict, score.task, score.metric)
+            rows.append([*about, f"{value:.4f}", interval, score.samples])
+        head = ["verdict", "task", "metric", "value", "95 %", "samples"]
+        click.echo(log.table(head, rows))
+    log.say(f"statement: {stated.file}, {stated.state}")
+    if bar and found.verdict != "passed":
+        kind = QualityFailed if found.verdict == "failed" else QualityUnknown
+        raise kind(f"{file}: {found.verdict} beside {bar.value} - {bar.tolerance} ({bar.source})")
