@@ -43,7 +43,7 @@ from pipeline.core.model import sha256_of
 from pipeline.core.net.wire import Address
 from pipeline.evidence.statements.results import run_predicate
 from pipeline.hosts.rules.issues import issue_findings, match_rungs
-from pipeline.images.gate.runs import OUTPUTS, RESULT
+from pipeline.images.gate.runs import OUTPUTS, RESULT, ImageRun
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import speculates
 from pipeline.serving.recipe.model import Recipe
@@ -273,7 +273,8 @@ def _smoke_recipe(
                 if request.soak_s:
                     log.say("A soak is not stated beside the image; --output keeps its result.")
                 else:
-                    _state_recipe(server, recipes, session, result, signing)
+                    make = partial(as_run, result, session.client.exchanges)
+                    state_recipe_run(server, recipes, make, signing)
                 _require_passed(result, session)
             return result
     except errors.SmokeFailed as error:
@@ -335,14 +336,13 @@ def _require_passed(result: SmokeResult, session: SmokeSession) -> None:
     raise error
 
 
-def _state_recipe(
-    server: RecipeServer,
-    recipes: Recipes,
-    session: SmokeSession,
-    result: SmokeResult,
-    signing: Signing,
+def state_recipe_run(
+    server: RecipeServer, recipes: Recipes, make: Callable[..., ImageRun], signing: Signing
 ) -> None:
-    """Keep and state a result, good or bad; only of an image that this checkout builds."""
+    """Keep and state a result, good or bad; only of an image that this checkout builds.
+
+    `make` gets the recipe's name, the digests of what served, and the machine.
+    """
     checkout, store, recipe = server.context.checkout, server.context.store, server.recipe
     try:
         built = find_image(checkout, store, recipe.image or "", None)
@@ -367,8 +367,7 @@ def _state_recipe(
     if not isinstance(facts, Unknown) and not isinstance(facts.gpus, Unknown):
         counted = Counter(gpu.name for gpu in facts.gpus)
         machine["cards"] = ", ".join(f"{count}x {name}" for name, count in sorted(counted.items()))
-    exchanges = session.client.exchanges
-    run = as_run(result, exchanges, recipe=recipe.name, inputs=inputs, machine=machine)
+    run = make(recipe=recipe.name, inputs=inputs, machine=machine)
     with store.in_use():
         state_runs(checkout, store, built, [run], signing)
 

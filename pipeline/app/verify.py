@@ -36,13 +36,15 @@ from pipeline.evidence.verify.remote import open_remote
 from pipeline.evidence.verify.verdict import Code, Node, Verdict, how_to_add_facts, verdict_error
 from pipeline.evidence.verify.walk import JudgedEvidence, walk_evidence
 from pipeline.evidence.verify.weights import judge_weights
-from pipeline.images.gate.runs import RESULT
+from pipeline.images.gate.runs import EXCHANGES, QUALITY_EXCHANGES, QUALITY_RESULT, RESULT
 from pipeline.serving.bench.place import REQUESTS_FILE, RUN_FILE, run_folder, runs_in
 from pipeline.serving.report.markup import is_report
 from pipeline.weights.model import kept_locks
 from pipeline.weights.place import find_places
 from pipeline.weights.sign.record import weights_record_path
 
+# results of runs against a server, and the file with their requests and answers
+_RUN_RESULTS = {RESULT: EXCHANGES, QUALITY_RESULT: QUALITY_EXCHANGES}
 _HEAD = 4096  # bytes of a file that tell a report
 _TRUST = "`--key FILE.pub` once, `sm120 evidence trust-key FILE.pub` from now on."
 # only a file ends so; an image that is called so has its tag behind it
@@ -187,8 +189,17 @@ def _reference(artifact: str) -> ImageReference | None:
 
 def _local(workspace: Workspace, request: VerifyRequest, context: VerifyContext) -> Chain:
     path, places = Path(request.artifact), request.places
-    if (path / RESULT).is_file():
-        path /= RESULT
+    # a folder may hold a ladder, a comparison of quality, or both
+    kept = [path / name for name in _RUN_RESULTS if (path / name).is_file()]
+    if len(kept) > 1:
+        parts = [
+            judge_ladder(
+                each, gather_envelopes(places or beside(each)), context, _RUN_RESULTS[each.name]
+            )
+            for each in kept
+        ]
+        return _together(path, parts)
+    path = kept[0] if kept else path
     if path.is_dir() and not (path / RUN_FILE).is_file():
         if runs := runs_in(path):
             return _together(
@@ -213,8 +224,8 @@ def _local(workspace: Workspace, request: VerifyRequest, context: VerifyContext)
     if path.is_dir() or path.name == RUN_FILE:
         return _chain(_run(workspace, run_folder(path), request, places, context))
     items = gather_envelopes(places or beside(path))
-    if path.name == RESULT:
-        return _chain(judge_ladder(path, items, context))
+    if path.name in _RUN_RESULTS:
+        return _chain(judge_ladder(path, items, context, _RUN_RESULTS[path.name]))
     head = b""
     if path.is_file():
         with path.open("rb") as file:

@@ -163,6 +163,16 @@ RECIPE = {
     ),
     "attempts": Verb("serve:recipe_attempts_command", "Show what was tried, and how it went."),
 }
+QUALITY = {
+    "run": Verb(
+        "quality:quality_run_command",
+        "Compare a server with its model's own template, schemas and a reference.",
+        "recipe",
+    ),
+    "import": Verb(
+        "quality:quality_import_command", "Hold a score of another program against its bar."
+    ),
+}
 BENCH = {
     "run": Verb(
         "bench:bench_run_command",
@@ -413,6 +423,11 @@ _BENCH_EPILOG = """\b
 A recipe that is served, or any server:
   sm120 bench kimi-k26-vllm-8x
   sm120 bench http://127.0.0.1:8000 --workload long-8192-2048"""
+_QUALITY_EPILOG = """\b
+The first verb may be left out:
+  sm120 quality http://127.0.0.1:8000 --weights /models/kimi
+  sm120 quality http://trusted:8000 --record reference.json
+  sm120 quality import results.json --published 0.89 --tolerance 0.02 --source URL"""
 _HOST_EPILOG = """\b
 Once for each system of your hosts, then for all of them:
   sm120 host lock --target ubuntu-24.04/amd64 --repository URL --keyring KEY
@@ -431,6 +446,12 @@ GROUPS = (
     ),
     VerbGroup(
         "recipe", verbs=RECIPE, help="List, show, render and serve recipes, and see how it went."
+    ),
+    DefaultVerbGroup(
+        "quality",
+        verbs=QUALITY,
+        help="Compare what a server answers with what its model should.",
+        epilog=_QUALITY_EPILOG,
     ),
     DefaultVerbGroup(
         "bench",

@@ -128,6 +128,18 @@ class ReportInvalid(InputInvalid):
     hint = "`sm120 report RUN` makes it again from the run."
 
 
+class TemplateUnusable(InputInvalid):
+    """a model's chat template or tokenizer is missing, damaged or does what no template may"""
+
+    hint = "Compare its files with their lock: `sm120 weights verify`."
+
+
+class ScoresInvalid(InputInvalid):
+    """a file is no result of lm-eval, evalscope or inspect-ai, or a reference is none of ours"""
+
+    hint = "Name the file as the program wrote it; docs/quality.md lists the forms."
+
+
 # A code of its own: CI tells "lock again and commit" from a spec that a person must correct.
 class LockUnusable(PipelineError, code=11):
     """a lock is missing, out of date or was changed by hand"""
@@ -801,6 +813,18 @@ class ServerGone(SmokeNotPassed):
     """nobody answers at the address that was to be tested"""
 
     hint = "Start the server first, and name it as http://HOST:PORT."
+
+
+class QualityFailed(SmokeNotPassed):
+    """a served model counts, calls tools or computes otherwise than it must"""
+
+    hint = "The rows above name the part; --output DIR keeps every request and answer."
+
+
+class QualityUnknown(SmokeNotPassed):
+    """nothing of a served model's quality failed, and something of it could not be judged"""
+
+    hint = "Each unknown part above gives its reason; unknown never counts as passed."
 
 
 class StartFails(SmokeNotPassed):

@@ -21,7 +21,14 @@ from pipeline.core.known import unknown as unknown_reason
 from pipeline.core.model import Frozen, Name
 from pipeline.core.verdict import GateVerdict, RunVerdict, TestVerdict
 from pipeline.images.gate.evidence import ImageGates
-from pipeline.images.gate.runs import ImageRun, RunKind, summary_of
+from pipeline.images.gate.runs import (
+    LADDERS,
+    OF_ADDRESS,
+    OF_RECIPE,
+    ImageRun,
+    RunKind,
+    summary_of,
+)
 
 _RESULTS: dict[GateVerdict, Literal["PASSED", "WARNED", "FAILED"]] = {
     "passed": "PASSED",
@@ -73,7 +80,7 @@ class TestResult(_Result):
 
 
 class RunResult(_Result):
-    """A run's result: of a start or a smoke ladder."""
+    """A run's result: of a start, a smoke ladder or a comparison of quality."""
 
     result: Literal["PASSED", "FAILED"]
     warned: list[str] = Field(alias="warnedTests", max_length=0)
@@ -187,7 +194,7 @@ def run_predicate(run: ImageRun) -> dict[str, Any]:
     if run.verdict == "unknown" and not unknown:
         unknown = [_Reason(test=run.about, why="no test was run")]
     address: dict[str, Any] = {}
-    if run.kind == "address":
+    if run.kind in OF_ADDRESS:
         # not given at all to other runs: their statements stay the same bytes
         why = "the server was named by its address, which does not say what it runs"
         address = {"sm120_behind": dict.fromkeys(BEHIND, unknown_reason(why))}
@@ -218,14 +225,16 @@ def read_run_result(predicate: dict[str, Any]) -> RunResult:
     if result.verdict != really or (result.result == "PASSED") != (really == "passed"):
         raise _contradiction(result.verdict, really)
     problem, rung = "", f"{result.last_good}: "
-    if (result.kind == "smoke") != (result.recipe is not None):
-        problem = "a smoke run has a recipe, and no other run has one"
-    elif (set(result.behind or ()) == set(BEHIND)) != (result.kind == "address"):
+    if (result.kind in OF_RECIPE) != (result.recipe is not None):
+        problem = "a run of a recipe's server has a recipe, and no other run has one"
+    elif (set(result.behind or ()) == set(BEHIND)) != (result.kind in OF_ADDRESS):
         why = f"says why {', '.join(BEHIND)} are not known, and no other run does"
-        problem = f"a smoke of an address {why}"
+        problem = f"a run of an address {why}"
     elif result.last_good is None:
-        if result.kind != "start" and result.verdict == "passed":
+        if result.kind in LADDERS and result.verdict == "passed":
             problem = "a ladder passed, but no rung of it is named"
+    elif result.kind not in LADDERS:
+        problem = "only a ladder has rungs"
     # the rung that it claims must have passed tests, and none that failed
     elif any(test.startswith(rung) for test in result.failed) or not any(
         test.startswith(rung) for test in result.passed

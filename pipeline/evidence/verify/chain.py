@@ -200,22 +200,25 @@ def judge_statement(item: EvidenceItem, context: VerifyContext) -> JudgedEvidenc
 
 
 def judge_ladder(
-    path: Path, items: Sequence[EvidenceItem], context: VerifyContext
+    path: Path,
+    items: Sequence[EvidenceItem],
+    context: VerifyContext,
+    exchanges_name: str = EXCHANGES,
 ) -> JudgedEvidence:
-    """A `smoke.json` with its statements, and the file of exchanges that they name."""
+    """A `smoke.json` or `quality.json` with its statements, and the exchanges that they name."""
     judged = walk_evidence(open_file(path), items, context.trust, context.checkout, context.now)
     if not items:
         return judged
-    beside = path.with_name(EXCHANGES)
+    beside = path.with_name(exchanges_name)
     if not beside.exists():
-        exchanges = Node(EXCHANGES, Verdict.INCOMPLETE, "is not beside the result")
+        exchanges = Node(exchanges_name, Verdict.INCOMPLETE, "is not beside the result")
     else:
         digest = open_file(beside).digest
         stated = [x.statement for x, _ in judged.opened if x.is_about_this]
         exchanges = (
-            Node(EXCHANGES, message="these bytes")
+            Node(exchanges_name, message="these bytes")
             if any(statement.is_about(digest) for statement in stated)
-            else Node(EXCHANGES, Verdict.BROKEN, f"has {digest}, which was not stated")
+            else Node(exchanges_name, Verdict.BROKEN, f"has {digest}, which was not stated")
         )
     return replace(judged, node=replace(judged.node, children=(*judged.node.children, exchanges)))
 

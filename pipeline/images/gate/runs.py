@@ -1,8 +1,9 @@
 """What running an image proved, kept beside it: `images/<name>/<platform>/runs.json`.
 
-Two kinds of runs: that the image starts, which needs no GPU, and how far a recipe's server came up
-the smoke ladder. A failure is kept like a success. The latest run of a kind and recipe counts; only
-a shorter ladder with the same recipe and weights in which nothing failed keeps the longer one.
+Three kinds of runs: that the image starts, which needs no GPU, how far a recipe's server came up
+the smoke ladder, and its quality beside its model's. A failure is kept like a success. The latest
+run of a kind and recipe counts; only a shorter ladder with the same recipe and weights in which
+nothing failed keeps the longer one.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ from pipeline.core.verdict import RunVerdict, TestVerdict, worst
 if TYPE_CHECKING:
     from pipeline.images.assemble.image import Built
 
-# `address`: a ladder of a server of which only the address is known, and no image
-RunKind: TypeAlias = Literal["start", "smoke", "address"]
+# `address`, `quality-address`: of a server of which only the address is known, and no image
+RunKind: TypeAlias = Literal["start", "smoke", "address", "quality", "quality-address"]
+OF_RECIPE, OF_ADDRESS = ("smoke", "quality"), ("address", "quality-address")
+LADDERS = ("smoke", "address")
 FILE = "runs.json"
 RESULT, EXCHANGES = OUTPUTS = ("smoke.json", "exchanges.jsonl")  # of a ladder; other each time
+# of a comparison of quality
+QUALITY_RESULT, QUALITY_EXCHANGES = QUALITY_OUTPUTS = ("quality.json", "quality-exchanges.jsonl")
 MARK = "sm120_run"  # the field of a statement that tells runs from gates
 
 
@@ -42,7 +47,7 @@ class ImageRun(Frozen):
     """One run of an image: with what, where, and what came out."""
 
     kind: RunKind
-    recipe: Name | None = None  # of a smoke run
+    recipe: Name | None = None  # of a run of a recipe's server
     last_good: str | None = None  # the highest rung that passed
     inputs: dict[str, Digest] = {}  # beyond the image: `recipes/NAME.yaml`, weights, exchanges
     machine: dict[str, str] = {}  # how and on what it ran: sandbox, processor, cards, driver
@@ -51,9 +56,9 @@ class ImageRun(Frozen):
 
     @model_validator(mode="after")
     def _has_what_its_kind_needs(self) -> ImageRun:
-        if (self.kind == "smoke") != (self.recipe is not None):
-            raise ValueError("a smoke run has a recipe, and no other run has one")
-        if self.kind == "start" and self.last_good is not None:
+        if (self.kind in OF_RECIPE) != (self.recipe is not None):
+            raise ValueError("a run of a recipe's server has a recipe, and no other run has one")
+        if self.kind not in LADDERS and self.last_good is not None:
             raise ValueError("only a ladder has rungs")
         return self
 
@@ -75,9 +80,9 @@ class ImageRun(Frozen):
 
 def about_run(kind: object, recipe: object) -> str:
     """The name of a run, as a set of evidence lists it."""
-    if kind == "address":
-        return "smoke of an address"
-    return f"smoke with {recipe}" if kind == "smoke" else str(kind)
+    if kind in OF_ADDRESS:
+        return f"{'smoke' if kind == 'address' else 'quality'} of an address"
+    return f"{kind} with {recipe}" if kind in OF_RECIPE else str(kind)
 
 
 def summary_of(
@@ -87,6 +92,8 @@ def summary_of(
     if kind == "start":
         outcomes = {"passed": "starts", "failed": "does not start"}
         return outcomes.get(verdict, "not known whether it starts")
+    if kind not in LADDERS:
+        return f"{about_run(kind, recipe)}: {verdict}"
     reached = f"smoke up to {last_good}" if last_good else "no rung of the ladder"
     with_what = f"with {recipe}" if recipe else "of an address"
     return f"{reached} {with_what}" + (f" ({verdict} after it)" if verdict != "passed" else "")

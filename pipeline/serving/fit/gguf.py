@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -98,8 +99,9 @@ class GgufHeader:
 class _HeaderReader:
     """Reads the head of one file, every claim of which the file can hold."""
 
-    def __init__(self, handle: BinaryIO, path: Path) -> None:
+    def __init__(self, handle: BinaryIO, path: Path, kept: Collection[str] = ()) -> None:
         self._handle, self._path, self._size = handle, path, path.stat().st_size
+        self._kept = kept  # keys whose lists of texts are wanted
 
     def fail(self, what: str) -> ModelUnreadable:
         hint = "Compare it with its lock (`sm120 weights verify`); it may be cut short."
@@ -142,6 +144,8 @@ class _HeaderReader:
         # numbers, one for each layer; vocabularies are large, and are passed over: None
         kind, count = self.number("I", key), self.number("Q", key)
         self.require(count <= _MOST_ARRAY, f"{key} claims {count} values")
+        if kind == _STRING and key in self._kept:
+            return [self.string(key) for _ in range(count)]
         if kind == _STRING:
             for _ in range(count):
                 self.skip(self.number("Q", key), key)
@@ -225,18 +229,21 @@ class GgufModel:
         return sum(tensor.n_bytes for tensor in self.tensors)
 
 
+def gguf_header(path: Path, kept: Collection[str] = ()) -> GgufHeader:
+    """The head of one file; lists of texts only of the keys that are `kept`."""
+    try:
+        with path.open("rb") as handle:
+            return _HeaderReader(handle, path, kept).header()
+    except OSError as error:
+        raise ModelUnreadable(
+            f"{path}: cannot be read: {error.strerror}",
+            "Change its owner or mode, or name another file.",
+        ) from error
+
+
 def read_gguf(path: Path) -> GgufModel:
     """Reads a model from any of its parts; all of them must exist."""
-    heads: list[GgufHeader] = []
-    for part in gguf_parts(path):
-        try:
-            with part.open("rb") as handle:
-                heads.append(_HeaderReader(handle, part).header())
-        except OSError as error:
-            raise ModelUnreadable(
-                f"{part}: cannot be read: {error.strerror}",
-                "Change its owner or mode, or name another file.",
-            ) from error
+    heads = [gguf_header(part) for part in gguf_parts(path)]
     for number, head in enumerate(heads):
         count, position = head.metadata.get("split.count", 1), head.metadata.get("split.no")
         # a file that was never split may have a count of 0
