@@ -23,6 +23,7 @@ from pipeline.evidence.verify.runs import RunInputs, judge_bench_run
 from pipeline.evidence.verify.verdict import Node
 from pipeline.hosts.facts.drift import read_recorded_facts
 from pipeline.serving.bench.place import RUN_FILE, is_run, run_folder, runs_in
+from pipeline.serving.quality.run import quality_lines
 from pipeline.serving.report.build import all_references, fitting, named_reference, report_data
 from pipeline.serving.report.findings import WRONG
 from pipeline.serving.report.from_host import memory_of_log, with_host
@@ -58,6 +59,7 @@ class ReportRequest:
     log_path: Path | None = None
     host_path: Path | None = None
     is_redacted: bool = False
+    quality_paths: tuple[Path, ...] = ()  # results of `sm120 quality`
     folders: tuple[Path, ...] = ()  # where evidence is looked for
     trust_path: Path | None = None
 
@@ -98,6 +100,9 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
         made=attempt_time(datetime.now(UTC)),
         title=request.title,
     )
+    if request.quality_paths:
+        lines = [line for path in request.quality_paths for line in quality_lines(path)]
+        data = data.model_copy(update={"quality": lines})
     data = redact_report(data) if request.is_redacted else data
     for target in request.targets:
         if target.suffix == ".pdf":

@@ -53,6 +53,13 @@ from pipeline.serving.report.page import data_digest
     "is_redacted",
     help="Leave out host names, addresses, paths, serial numbers and user names.",
 )
+@click.option(
+    "--quality",
+    "quality_paths",
+    type=ANY_PATH,
+    multiple=True,
+    help="Result of `sm120 quality` to show: its folder, or quality.json. Repeatable.",
+)
 @options.look_in_option
 @options.own_recipes_option
 @options.trust_option
@@ -82,8 +89,8 @@ def report_command(
         if target.suffix not in app.report.FORMATS:
             message = f"{target}: must end with .html, .pdf, .md or .csv"
             raise click.BadParameter(message, param_hint="'--output'")
-    if not request.runs and not request.references:
-        raise click.UsageError("Name a RUN, or published tables with --reference.")
+    if not request.runs and not request.references and not request.quality_paths:
+        raise click.UsageError("Name a RUN, or published tables with --reference, or --quality.")
     if request.log_path and len(request.named_runs()) > 1:
         raise click.UsageError("--log is of one start: name one RUN with it.")
     data = app.report.make_report(workspace, request)

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from pipeline import __version__
 from pipeline.artifacts.attest.statement import stamp
 from pipeline.core import log
+from pipeline.core.errors import ScoresInvalid
 from pipeline.core.files import sha256_of_file, write_bytes
 from pipeline.core.model import Digest, Frozen, canonical_json, sha256_of
 from pipeline.core.verdict import TestVerdict, worst
@@ -31,6 +32,7 @@ from pipeline.serving.quality.model import (
     QualityResult,
 )
 from pipeline.serving.quality.session import QualitySession
+from pipeline.serving.report.model import QualityLine
 from pipeline.serving.smoke.ladder import exchanges_file
 
 
@@ -102,9 +104,24 @@ async def run_quality(
     return result
 
 
-def read_quality(path: Path) -> QualityResult:
-    """A result that was kept."""
-    return QualityResult.model_validate_json(path.read_bytes())
+def quality_lines(path: Path) -> list[QualityLine]:
+    """A result that was kept, as a report shows it: each part, then its numbers."""
+    file = path / QUALITY_RESULT if path.is_dir() else path
+    try:
+        data = file.read_bytes()
+        result = QualityResult.model_validate_json(data)
+    except (OSError, ValidationError) as error:
+        hint = "Name the folder of `sm120 quality --output`."
+        raise ScoresInvalid(f"{file}: is no result of `sm120 quality`", hint) from error
+    about = {"model": result.model, "digest": sha256_of(data)}
+    lines = []
+    for part in result.parts:
+        told = {**about, "part": part.name, "verdict": part.verdict}
+        lines.append(QualityLine(**told, what="verdict", value=part.message, bar="–"))
+        for number in part.numbers:
+            shown = {"what": number.name, "value": number.text(), "bar": number.bar_text()}
+            lines.append(QualityLine(**told, **shown, vendor=number.vendor))
+    return lines
 
 
 def plan_sentence(plan: QualityPlan) -> str:

@@ -259,6 +259,19 @@ class ReportFinding(_Sparse):
         return text
 
 
+class QualityLine(_Sparse):
+    """A number or a verdict of `sm120 quality`, as it prints it."""
+
+    model: str
+    part: str
+    verdict: str
+    what: str
+    value: str
+    bar: str
+    vendor: str = ""
+    digest: Digest  # of the result's file
+
+
 class ReportData(_Sparse):
     """Everything that a report shows."""
 
@@ -271,6 +284,8 @@ class ReportData(_Sparse):
     references: list[PublishedReference] = []
     attempts: list[AttemptRow] = []
     findings: list[ReportFinding] = []
+    # left out of pages that show none, so that older ones stay equal
+    quality: list[QualityLine] = Field(default=[], exclude_if=lambda value: not value)
 
     @property
     def measured(self) -> list[Measured]:

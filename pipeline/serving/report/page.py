@@ -178,6 +178,22 @@ def memory_section(data: ReportData) -> Markup | None:
     return join(*parts) if parts else None
 
 
+def quality_section(data: ReportData) -> Markup | None:
+    """Counts, tool calls and probabilities, beside what they should be."""
+    if not data.quality:
+        return None
+    names = ("Model", "Part", "Verdict", "What", "Value, 95 % interval", "Bar", "Vendor", "Result")
+    kinds = {"passed": "good", "failed": "bad"}
+    rows: list[list[Child]] = [
+        [
+            *(line.model, line.part, tag(line.verdict, kinds.get(line.verdict, ""))),
+            *(line.what, line.value, line.bar, line.vendor or "–", element("code", line.digest)),
+        ]
+        for line in data.quality
+    ]
+    return html_table("Quality", [Column(name) for name in names], rows)
+
+
 def attempts_section(data: ReportData) -> Markup | None:
     """What was tried, with what failed."""
     parts = [_timeline(data.attempts)] if data.attempts else []
@@ -243,6 +259,7 @@ _SECTIONS = (
     ("performance", "Throughput and latency", charts),
     ("memory", "Memory", memory_section),
     ("tables", "Tables", tables),
+    ("quality", "Quality", quality_section),
     ("attempts", "Attempts", attempts_section),
     ("findings", "Findings and recommendations", findings_section),
     ("evidence", "Evidence", evidence),

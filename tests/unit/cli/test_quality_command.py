@@ -169,3 +169,21 @@ def test_nobody_at_the_address_is_said_at_once(sm120: Command) -> None:
 )
 def test_options_that_make_no_sense_are_refused(sm120: Command, told: list[str]) -> None:
     assert sm120("quality", "http://127.0.0.1:9", *told).code == 2
+
+
+def test_a_report_shows_the_numbers_with_their_bars(
+    sm120: Command, tmp_path: Path, weights: Path
+) -> None:
+    kept = tmp_path / "kept"
+    with running(QualityServer()) as url:
+        sm120("quality", url, "--weights", weights, "--output", kept, *SMALL)
+    targets = ["--output", tmp_path / "r.html", "--output", tmp_path / "r.md"]
+    done = sm120("report", "--quality", kept, *targets)
+    assert done.code == 0, done.err
+    text = (tmp_path / "r.md").read_text()
+    assert "## Quality" in text
+    assert "| valid, streamed | 100.0% [98.1%, 100.0%] | ≥ 98.0% |" in text
+    assert "18 of 18 counts exact" in (tmp_path / "r.html").read_text()
+    assert sm120("verify", tmp_path / "r.html").code in (0, 72, 73)
+    (kept / "quality.json").write_text("{}")
+    assert sm120("report", "--quality", kept, *targets).code == 10
