@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pipeline.artifacts.containers.sandbox import Sandbox
 from pipeline.core.model import Digest, Frozen, canonical_json, sha256_of
 from pipeline.images.assemble.plan import ImagePlan
-from pipeline.images.gate.evidence import CaseVerdict, worst
+from pipeline.images.gate.evidence import CaseVerdict, Evidence, worst
 from pipeline.images.gate.files import read_setup
 from pipeline.images.gate.parsers.cases import (
     AcceptedAnswer,
@@ -98,6 +98,43 @@ class ParserResult(Frozen):
     seconds: float = 0.0
     cached: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        case: ParserCase,
+        answer: ParserAnswer,
+        accepted: Sequence[AcceptedAnswer],
+        cached: bool,
+    ) -> ParserResult:
+        """The verdict on one case."""
+        verdict: CaseVerdict = "passed"
+        severity: Severity | None = None
+        message = ""
+        if answer.ended != "judged":
+            reasons = {"timed out": f"took longer than {case.timeout_s} s and was stopped"}
+            verdict, message = "unknown", answer.message or reasons.get(answer.ended, answer.ended)
+        elif not answer.streams:
+            verdict, message = "unknown", "no stream was tried"
+        elif answer.failed:
+            severity = "token by token" if answer.token_by_token else "larger steps"
+            verdict, message = "failed", answer.wrong
+            for known in accepted:
+                is_meant = fnmatchcase(case.name, known.case) and known.only in (None, severity)
+                if is_meant and set(answer.faults) <= set(known.faults):
+                    verdict, message = "accepted", f"{known.reason} {known.upstream[0]}"
+                    break
+        copied = ("streams", "failed", "faults", "unstreamed", "route", "stand_ins")
+        return cls(
+            **case.model_dump(include={"name", "family", "parsers", "stands_for"}),
+            **{field: getattr(answer, field) for field in copied},
+            verdict=verdict,
+            message=message,
+            severity=severity,
+            smallest=answer.smallest,
+            seconds=answer.seconds,
+            cached=cached,
+        )
+
 
 class ParserResults(Frozen):
     """All cases of an image's parsers, and what decided them."""
@@ -181,7 +218,7 @@ class ParserGate:
         """Every case's verdict on one tree."""
         target = ParserTarget(self.context.store, self.environment, tree, self.gates.file)
         return [
-            judge_answer(case, answer, self.gates.file.accepted, cached=is_kept)
+            ParserResult.of(case, answer, self.gates.file.accepted, is_kept)
             for case, answer, is_kept in kept_or_asked(target, cases)
         ]
 
@@ -227,36 +264,28 @@ def run_parser_gate(
     )
 
 
-def judge_answer(
-    case: ParserCase, answer: ParserAnswer, accepted: Sequence[AcceptedAnswer], *, cached: bool
-) -> ParserResult:
-    """The verdict on one case."""
-    verdict: CaseVerdict = "passed"
-    severity: Severity | None = None
-    message = ""
-    if answer.ended != "judged":
-        reasons = {"timed out": f"took longer than {case.timeout_s} s and was stopped"}
-        verdict, message = "unknown", answer.message or reasons.get(answer.ended, answer.ended)
-    elif not answer.streams:
-        verdict, message = "unknown", "no stream was tried"
-    elif answer.failed:
-        severity = "token by token" if answer.token_by_token else "larger steps"
-        verdict, message = "failed", answer.wrong
-        for known in accepted:
-            is_meant = fnmatchcase(case.name, known.case) and known.only in (None, severity)
-            if is_meant and set(answer.faults) <= set(known.faults):
-                verdict, message = "accepted", f"{known.reason} {known.upstream[0]}"
-                break
-    return ParserResult(
-        **case.model_dump(include={"name", "family", "parsers", "stands_for"}),
-        **{
-            field: getattr(answer, field)
-            for field in ("streams", "failed", "faults", "unstreamed", "route", "stand_ins")
-        },
-        verdict=verdict,
-        message=message,
-        severity=severity,
-        smallest=answer.smallest,
-        seconds=answer.seconds,
-        cached=cached,
-    )
+def parser_doubts(
+    used: dict[str, str], judged: Evidence | None, not_judged: Mapping[str, str]
+) -> str:
+    """Why answers that go through these parsers cannot be relied on; empty where they can.
+
+    `used` has the parsers by flag, `judged` the result for the very image, `not_judged` the reasons
+    of its parsers.yaml.
+    """
+    rows = [
+        row
+        for row in (judged.rows if judged else [])
+        if all(row.facts["parsers"].get(flag) == parser for flag, parser in used.items())
+    ]
+    named = " and ".join(dict.fromkeys(used.values()))
+    if not rows:
+        why = next((not_judged[parser] for parser in used.values() if parser in not_judged), "")
+        return f"its parsers ({named}) were not judged on this image{why and ': '}{why}"
+    bad = [row for row in rows if row.verdict in ("failed", "unknown")]
+    if not bad:
+        return ""
+    breaking = {row.facts["severity"] for row in bad}
+    when = " in larger steps, as with drafts" if breaking == {"larger steps"} else ""
+    first = f"{bad[0].name}: {bad[0].message}"
+    number = f"{len(bad)} of {len(rows)}"
+    return f"its parsers ({named}) lose or change {number} known answers{when}: {first}"

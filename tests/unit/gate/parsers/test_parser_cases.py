@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from pipeline.app.serve import warn_of_parsers
 from pipeline.core.errors import GateInvalid
 from pipeline.images.gate.evidence import Evidence, EvidenceRow, gate_error
 from pipeline.images.gate.parsers.cases import (
@@ -20,8 +22,9 @@ from pipeline.images.gate.parsers.cases import (
     read_parser_gates,
     written,
 )
-from pipeline.images.gate.parsers.judge import ParserAnswer, judge_answer
+from pipeline.images.gate.parsers.judge import ParserAnswer, ParserResult, parser_doubts
 from pipeline.images.gate.parsers.worker.answers import ClientAnswer, differences
+from pipeline.images.gate.patches import decide
 from pipeline.images.spec.checkout import Checkout
 
 MARKERS = {"<t>": {"special": False}}
@@ -170,7 +173,7 @@ def accepted(**changed: Any) -> AcceptedAnswer:
 def test_the_verdict_on_an_answer(
     given: dict[str, Any], known: list[AcceptedAnswer], verdict: str
 ) -> None:
-    result = judge_answer(CASE, answer(**given), known, cached=False)
+    result = ParserResult.of(CASE, answer(**given), known, cached=False)
     assert result.verdict == verdict
     if verdict == "accepted":
         assert LINK in result.message
@@ -178,9 +181,11 @@ def test_the_verdict_on_an_answer(
 
 def test_the_message_has_the_smallest_step_that_breaks_it() -> None:
     step = {"tokens": 2, "step": ".<t>", "empty_end": False, "faults": ["content"]}
-    said = judge_answer(CASE, answer(smallest=step), [], cached=False).message
+    said = ParserResult.of(CASE, answer(smallest=step), [], cached=False).message
     assert said == "names: a step of 2 tokens: '.<t>'"
-    whole = judge_answer(CASE, answer(unstreamed={"faults": ["names"]}), [], cached=False).message
+    whole = ParserResult.of(
+        CASE, answer(unstreamed={"faults": ["names"]}), [], cached=False
+    ).message
     assert whole == "names: also without a stream"
 
 
@@ -239,5 +244,104 @@ def test_what_a_client_cannot_use_is_a_fault(client: ClientAnswer, faults: list[
 
 
 def test_a_result_is_JSON() -> None:
-    result = judge_answer(CASE, answer(), [], cached=False)
+    result = ParserResult.of(CASE, answer(), [], cached=False)
     assert json.loads(result.model_dump_json())["faults"] == ["names"]
+
+
+def judged(**changed: Any) -> ParserResult:
+    return ParserResult.of(CASE, answer(**changed), [], cached=False)
+
+
+GOOD = judged(failed=0, faults=[])
+
+
+@pytest.mark.parametrize(
+    ("without", "after", "state"),
+    [
+        ([judged()], [GOOD], "needed"),
+        ([judged()], [judged(failed=1)], "weak"),
+        ([judged()], [judged(faults=["content"])], "weak"),
+        ([judged()], [judged()], "inert"),
+        ([judged()], [judged(ended="no parser")], "unknown"),
+        ([judged()], None, "conflict"),
+        ([GOOD], [GOOD], "superseded"),
+        ([judged(ended="no parser")], [GOOD], "unknown"),
+    ],
+)
+def test_a_patch_of_a_parser_is_judged_with_it_and_without(
+    without: list[ParserResult], after: list[ParserResult] | None, state: str
+) -> None:
+    assert decide(without, after, applied=False, conflict="does not apply")[0] == state
+
+
+USED = {"tool_call_parser": "tags", "reasoning_parser": "think"}
+
+
+def evidence(*results: ParserResult) -> Evidence:
+    rows = [
+        EvidenceRow(
+            name=result.name,
+            verdict=result.verdict,
+            message=result.message,
+            facts={"parsers": USED, "severity": result.severity},
+        )
+        for result in results
+    ]
+    return Evidence(
+        gate="parsers", arch="sm_120", verdict="passed", inputs={}, made_by={}, rows=rows
+    )
+
+
+def test_parsers_that_passed_leave_no_doubt() -> None:
+    assert parser_doubts(USED, evidence(GOOD), {}) == ""
+    assert parser_doubts({"tool_call_parser": "tags"}, evidence(GOOD), {}) == ""
+
+
+@pytest.mark.parametrize(
+    ("used", "found", "reasons", "words"),
+    [
+        (USED, None, {}, "(tags and think) were not judged on this image"),
+        (USED, evidence(), {}, "were not judged on this image"),
+        (
+            {"tool_call_parser": "auto"},
+            evidence(GOOD),
+            {"auto": "It is chosen late"},
+            "image: It is",
+        ),
+        ({**USED, "reasoning_parser": "other"}, evidence(GOOD), {}, "were not judged"),
+        (
+            USED,
+            evidence(GOOD, judged()),
+            {},
+            "1 of 2 known answers in larger steps, as with drafts",
+        ),
+        (USED, evidence(judged(token_by_token=True)), {}, "1 of 1 known answers: one/call: names"),
+        (USED, evidence(judged(ended="died")), {}, "lose or change 1 of 1"),
+    ],
+)
+def test_parsers_that_failed_or_were_not_judged_are_named(
+    used: dict[str, str], found: Evidence | None, reasons: dict[str, str], words: str
+) -> None:
+    assert words in parser_doubts(used, found, reasons)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_warned"),
+    [
+        (["--tool-call-parser", "tags", "--port", "1"], True),
+        (["--reasoning-parser=think"], True),
+        (["--port", "1"], False),
+        (["--tool-call-parser"], False),
+    ],
+)
+def test_serving_warns_of_parsers_that_nobody_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], is_warned: bool
+) -> None:
+    context: Any = SimpleNamespace(checkout=checkout(tmp_path), store=None)
+    recipe = SimpleNamespace(name="model-engine-1x", image="engine")
+    launch = SimpleNamespace(arguments=arguments)
+    job: Any = SimpleNamespace(recipe=recipe, launch=launch, record=None)
+    warn_of_parsers(context, job)
+    said = capsys.readouterr().err
+    assert ("Mind: model-engine-1x: its parsers" in said) is is_warned
+    assert ("`sm120 gate run engine --only parsers`" in said) is is_warned

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.artifacts.store.store import open_store
 from pipeline.images.gate.parsers.cases import ParserCase, ParserGates, whole_format
-from pipeline.images.gate.parsers.judge import ParserResult, ParserTarget, judge_answer
+from pipeline.images.gate.parsers.judge import ParserResult, ParserTarget
 from pipeline.images.gate.parsers.worker.judging import reduce_stream
 from pipeline.images.gate.parsers.worker.streams import Stream, every_stream
 from pipeline.images.gate.parsers.worker.tokens import ByteTokenizer
@@ -96,7 +96,7 @@ def asked(parser: str, *truths: str) -> list[ParserCase]:
 
 def judged(target: ParserTarget, cases: list[ParserCase]) -> dict[str, ParserResult]:
     return {
-        case.name.partition("/")[2]: judge_answer(case, answer, [], cached=kept)
+        case.name.partition("/")[2]: ParserResult.of(case, answer, [], cached=kept)
         for case, answer, kept in kept_or_asked(target, cases)
     }
 

@@ -13,6 +13,7 @@ from .tokens import ByteToken, ByteTokenizer
 # Steps that must give an answer that was cut off the same parts as single tokens do.
 _STEPS = (2, 3, 5, 13)
 _MOST_SHOWN = 400
+_MOST_TAIL = 60  # of an answer that was cut off, its last characters
 # Reducing begins from so many failed streams, those with the smallest steps first.
 _REDUCED = 3
 
@@ -75,32 +76,33 @@ def judge_whole(case: Json, tokenizer: ByteTokenizer, endpoint: Endpoint) -> Jso
 
 
 def judge_cut_off(case: Json, tokenizer: ByteTokenizer, endpoint: Endpoint) -> Json:
-    """Stops an answer after every token. No truth says what is right, but steps must not matter."""
-    tokens = tokenizer.tokens(case["text"])
-    answer: Json = {"streams": 0, "failed": 0, "faults": [], "token_by_token": False}
+    """Stops an answer after every token. No truth says what is right, but steps must not matter,
+    and a client must be able to put together what it gets."""
+    tokens, faults = tokenizer.tokens(case["text"]), set[str]()
+    answer: Json = {"streams": 0, "failed": 0, "token_by_token": False}
     for length in range(1, len(tokens)):
         # a detokenizer holds back a character that is not whole
         if not tokens[length - 1].text:
             continue
-        single = endpoint.send(Stream("by 1", (1,) * length, False).steps(tokens), "length")
-        answer["streams"] += 1
-        for size in (*_STEPS, length):
+        single = None
+        for size in (1, *_STEPS, length):
             stream = Stream(f"by {size}", tuple(even(length, size)), False)
             got = endpoint.send(stream.steps(tokens), "length")
+            single = single or got
+            found = set(got.faults)
+            if got.parts() != single.parts():
+                found.add("depends on the steps")
             answer["streams"] += 1
-            if got.parts() == single.parts():
-                continue
-            answer["failed"] += 1
-            answer["faults"] = ["depends on the steps"]
-            answer.setdefault(
-                "smallest",
-                {
-                    **{"tokens": size, "step": "".join(t.text for t in tokens[:length])[-60:]},
-                    **{"empty_end": False, "faults": answer["faults"]},
-                    **{"got": got.shown(), "single": single.shown()},
-                },
-            )
-    return answer
+            answer["failed"] += bool(found)
+            answer["token_by_token"] |= bool(got.faults) and size == 1
+            faults |= found
+            if found and "smallest" not in answer:
+                step = "".join(token.text for token in tokens[:length])[-_MOST_TAIL:]
+                answer["smallest"] = {
+                    **{"tokens": size, "step": step, "empty_end": False},
+                    **{"faults": sorted(found), "got": got.shown(), "single": single.shown()},
+                }
+    return {**answer, "faults": sorted(faults)}
 
 
 def reduce_stream(stream: Stream, breaks: Callable[[Stream], bool]) -> Stream:
