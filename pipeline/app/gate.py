@@ -31,6 +31,8 @@ from pipeline.images.gate.arch import ArchSpec, read_arch_spec
 from pipeline.images.gate.evidence import gate_error, keep_evidence
 from pipeline.images.gate.files import has_cases, read_setup
 from pipeline.images.gate.numerics import read_numeric_cases
+from pipeline.images.gate.parsers.cases import read_parser_gates
+from pipeline.images.gate.parsers.judge import open_parser_gate
 from pipeline.images.gate.runs import ImageRun
 from pipeline.images.gate.smem.cases import read_gates
 from pipeline.images.gate.smem.engine import GateContext, WheelFinder, engine_pin, engine_work
@@ -44,7 +46,7 @@ from pipeline.images.gate.smem.image_gate import (
 )
 from pipeline.images.gate.smem.image_gate import sweep_launches as sweep
 from pipeline.images.gate.smem.limits import Card, card_for
-from pipeline.images.gate.stage import GateRun, run_arch, run_numerics, run_smem
+from pipeline.images.gate.stage import GateRun, run_arch, run_numerics, run_parsers, run_smem
 from pipeline.images.start_test.expected import engine_of
 from pipeline.images.start_test.prove import prove_start
 
@@ -140,12 +142,18 @@ def run_gates(
     checkout, name = context.checkout, request.image
     spec = checkout.spec(name)
     # an image that names no gate gets the error that it has no cases
-    judges_kernels = "smem" in spec.gates or "arch" not in spec.gates
+    judges_kernels = "smem" in spec.gates or not {"arch", "parsers"} & {*spec.gates}
+    # names of parsers' cases alone have a slash
+    judges_kernels = judges_kernels and "/" not in (request.case or "")
+    judges_parsers = "parsers" in spec.gates and "/" in (request.case or "/")
     if request.only:
+        judges_parsers = "parsers" in request.only
         judges_kernels = bool({"smem", "numerics"} & {*request.only})
     with context.store.in_use():
         if judges_kernels:
             runs += _judge_kernels(context, request, signing)
+        if judges_parsers and not kernels_only:
+            runs.append(_judge_parsers(context, request, signing))
         if request.wants_objects(spec.gates) and not kernels_only:
             try:
                 built = find_image(checkout, context.store, name, request.platform)
@@ -215,6 +223,26 @@ def _judge_kernels(context: GateContext, request: GateRequest, signing: Signing)
         keep_evidence(store, name, opened.plan.platform, digest, evidence)
         state_gates(context.checkout, store, opened.plan, signing)
     return runs
+
+
+def _judge_parsers(context: GateContext, request: GateRequest, signing: Signing) -> GateRun:
+    plan = _plan_of(context, request.image, request.platform)
+    gates = read_parser_gates(context.checkout, request.image)
+    chosen = gates.chosen(request.case)
+    families = len({case.family for case in chosen})
+    log.say(
+        f"{request.image}: {log.count(len(chosen), 'answer')} of"
+        f" {log.count(families, 'family', 'families')} of models, cut in every way; needs no GPU"
+    )
+    opened = open_parser_gate(context, plan, request.series)
+    with log.step(f"Judging the parsers of {request.image}"):
+        run = run_parsers(
+            opened, plan.spec.main_arch, unpatched=request.unpatched, only=request.case
+        )
+    if run.parsers and (digest := run.parsers.image_digest):
+        keep_evidence(context.store, request.image, plan.platform, digest, [run.evidence])
+        state_gates(context.checkout, context.store, plan, signing)
+    return run
 
 
 def open_image_gate(

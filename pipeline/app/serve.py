@@ -32,6 +32,9 @@ from pipeline.hosts.fleet.playbook import connection_of
 from pipeline.hosts.fleet.tunnel import Tunnel, open_tunnel, plain_connection
 from pipeline.images.assemble.image import Built
 from pipeline.images.engine.parser_flags import find_parser_flags, flags_folder
+from pipeline.images.gate.evidence import read_evidence
+from pipeline.images.gate.parsers.cases import read_parser_gates
+from pipeline.images.gate.parsers.judge import parser_doubts
 from pipeline.images.gate.state import gate_state
 from pipeline.images.lock.model import current_lock
 from pipeline.images.spec.checkout import Checkout
@@ -153,6 +156,7 @@ def serve_recipe(
             say_contrary(recipe)
             with context.store.in_use():
                 job = make_job(context, recipe, after)
+                warn_of_parsers(context, job)
                 begun = new_attempt(job)
                 try:
                     served = serve_job(containers, context.store, job, begun)
@@ -181,6 +185,7 @@ def plan_start(workspace: Workspace, request: ServeRequest) -> StartPlan:
         store = workspace.store_to_read()
         context = ServeContext(workspace.checkout(), store, options, site, dry_run=True)
         job = make_job(context, recipe)
+        warn_of_parsers(context, job)
         rows = preflight(job, port_holder(containers, job.launch.port))
     name = job.recipe.image or ""
     # where the image is not built, a check has failed and says so
@@ -369,6 +374,31 @@ def make_job(context: ServeContext, recipe: Recipe, after: str | None = None) ->
         site=context.site,
         fit=fit,
     )
+
+
+def warn_of_parsers(context: ServeContext, job: ServeJob) -> None:
+    """Say where tool calls or thoughts may get lost: their parsers failed, or were not judged."""
+    words = [part for word in job.launch.arguments for part in word.split("=", 1)]
+    flags = ("tool_call_parser", "reasoning_parser")
+    used = {
+        flag: words[words.index(name) + 1]
+        for flag in flags
+        if (name := f"--{flag.replace('_', '-')}") in words[:-1]
+    }
+    image, record = job.recipe.image, job.record
+    if not used or image is None:
+        return
+    gates = None
+    if record is not None:
+        with suppress(errors.StoreDamaged):  # the gate's own check says so
+            gates = read_evidence(context.store, image, record.platform, record.digest)
+    found = [result for result in (gates.results if gates else []) if result.gate == "parsers"]
+    not_judged: dict[str, str] = {}
+    with suppress(errors.GateInvalid):  # an image without parsers.yaml
+        not_judged = read_parser_gates(context.checkout, image).file.not_judged
+    if doubts := parser_doubts(used, found[0] if found else None, not_judged):
+        how = f"`sm120 gate run {image} --only parsers` judges them."
+        log.say(f"Mind: {job.recipe.name}: {doubts}. {how}")
 
 
 def _weights(

@@ -10,7 +10,13 @@ import click
 from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.gate_tables import show_kernels, show_numbers, show_objects, show_unreached
+from pipeline.cli.gate_tables import (
+    show_kernels,
+    show_numbers,
+    show_objects,
+    show_parsers,
+    show_unreached,
+)
 from pipeline.cli.options import Numbers, flag_option, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
@@ -37,7 +43,7 @@ series_option = click.option(
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice(["smem", "numerics", "arch"]),
+    type=click.Choice(["smem", "numerics", "parsers", "arch"]),
     help="Run only this gate. Repeatable [default: all that the image names].",
 )
 @click.option("--case", metavar="PATTERN", help="Judge only cases such as 'extend-mla-*'.")
@@ -73,6 +79,10 @@ def gate_run_command(
     numerics: the same functions run under Triton's interpreter, with the block sizes chosen for
     the card and small seeded inputs; what they write is compared with a float64 reference.
 
+    parsers: the image's own chat endpoint reads known answers, cut in every way; a client must get
+    the reasoning, the content and the tool calls that were meant. Cases have names such as
+    'kimi-k2/two-calls'.
+
     arch: every object of the built image that holds CUDA code must hold code that the card can
     run. This needs none of NVIDIA's tools, and judges amd64 images on arm64, too.
     """
@@ -100,11 +110,13 @@ def gate_run_command(
     )
     if as_json:
         smem, built = shown_result(done.runs), done.built
+        parsers = next((run.parsers for run in done.runs if run.parsers), None)
         reports = [run.evidence.model_dump(mode="json") for run in done.runs if run.report]
         say_json(
             {
                 "image": request.image,
                 "smem": smem.model_dump(mode="json") if smem else None,
+                "parsers": parsers.model_dump(mode="json") if parsers else None,
                 "arch": {"digest": built.digest, "reports": reports} if built else None,
             }
         )
@@ -128,6 +140,8 @@ def _texts(
         if kernels.cases:
             texts.append(show_kernels(kernels, **listing))
         texts += [show_numbers(kernels, **listing)] if kernels.numerics else []
+    for parsers in [run.parsers for run in done.runs if run.parsers]:
+        texts.append(show_parsers(parsers, only_failed=only_failed, hide_passed=hide_passed))
     for report in [run.report for run in done.runs if run.report]:
         assert done.arch_spec is not None
         texts.append(show_objects(request.image, report, done.arch_spec, only_failed=only_failed))

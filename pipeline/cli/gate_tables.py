@@ -1,4 +1,4 @@
-"""Results of gates as tables: shared memory and numbers of kernels, and objects of an image."""
+"""Results of gates as tables: shared memory and numbers of kernels, parsers, and objects."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TypeVar
 from pipeline.artifacts.binary.fatbin import CUBIN, PTX, CodeTarget
 from pipeline.core import log
 from pipeline.images.gate.arch import ArchReport, ArchSpec, JudgedObject, ObjectVerdict
+from pipeline.images.gate.parsers.judge import ParserResult, ParserResults
 from pipeline.images.gate.smem.results import CaseResult, GateResult, NumericsResult
 
 _VERDICTS = ("passed", "accepted", "failed", "unknown")
@@ -84,7 +85,7 @@ def show_kernels(
     return "\n".join(lines)
 
 
-_Judged = TypeVar("_Judged", CaseResult, NumericsResult)
+_Judged = TypeVar("_Judged", CaseResult, NumericsResult, ParserResult)
 
 
 def _sorted(cases: Sequence[_Judged], only_failed: bool, hide_passed: bool) -> list[_Judged]:
@@ -156,6 +157,45 @@ def show_numbers(
         f"{result.image}'s numerics: {summary} in {log.seconds(numerics.seconds)}"
         f"{_kept(numerics.cases)}",
     ]
+    return "\n".join(lines)
+
+
+def show_parsers(
+    result: ParserResults, *, only_failed: bool = False, hide_passed: bool = False
+) -> str:
+    """The parsers' verdicts as a table, one line an answer, and what was judged."""
+    shown = _sorted(result.cases, only_failed, hide_passed)
+    head = ["case", "parsers", "verdict", "breaks", "streams", "failed", "what is wrong"]
+    rows = [
+        [
+            *(case.name, " ".join(dict.fromkeys(case.parsers.values())), case.verdict),
+            *(case.severity or "–", str(case.streams), str(case.failed)),
+            ", ".join(case.faults) or "–",
+        ]
+        for case in shown
+    ]
+    lines = [log.table(head, rows), ""] if rows else []
+    lines += _messages(shown)
+    number = len(result.patches)
+    held = f"with {log.count(number, 'patch', 'patches')}" if number else "unpatched"
+    where = "the image's own" if result.environment.kind == "image" else "this machine's"
+    lines.append(
+        f"{result.engine} {result.engine_version} {held}, {where} Python"
+        f" {result.environment.python}, without torch, server and model"
+    )
+    # the verdicts are about this route alone
+    for route in dict.fromkeys(case.route for case in result.cases if case.route):
+        lines.append(f"Judged: {route}, as /v1/chat/completions calls it")
+    lines += [f"Not judged: {name}: {why}" for name, why in result.not_judged.items()]
+    if result.sandbox and result.sandbox.missing:
+        lines.append(result.sandbox.sentence())
+    counts = {v: sum(c.verdict == v for c in result.cases) for v in _VERDICTS}
+    summary = ", ".join(f"{n} {v}" for v, n in counts.items() if n)
+    streams = sum(case.streams for case in result.cases)
+    lines.append(
+        f"{result.image}'s parsers: {summary} in {streams} streams,"
+        f" {log.seconds(result.seconds)}{_kept(result.cases)}"
+    )
     return "\n".join(lines)
 
 

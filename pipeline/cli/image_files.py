@@ -30,6 +30,7 @@ from pipeline.images.fetch.sources import debian_mirror
 from pipeline.images.gate.arch import ArchSpec
 from pipeline.images.gate.files import EngineSetup
 from pipeline.images.gate.numerics import NumericsFile
+from pipeline.images.gate.parsers.cases import FormatsFile, ParsersFile, TruthsFile
 from pipeline.images.gate.smem.cases import GateFile
 from pipeline.images.spec.image import ImageFile, PatchSeries
 from pipeline.images.spec.source import SourceSpec
@@ -347,6 +348,9 @@ _SCHEMAS: dict[str, type[BaseModel]] = {
     "series": PatchSeries,
     "gate": GateFile,
     "numerics": NumericsFile,
+    "parsers": ParsersFile,
+    "formats": FormatsFile,
+    "truths": TruthsFile,
     "engine": EngineSetup,
     "arch": ArchSpec,
     "source": SourceSpec,

@@ -520,6 +520,12 @@ class GateWrong(GateNotPassed):
     hint = "`sm120 gate run IMAGE --unpatched` shows whether a patch is at fault."
 
 
+class ParserWrong(GateNotPassed):
+    """a parser of an image loses or changes what a model answers"""
+
+    hint = "Patch the parser, or accept the case in gates/parsers.yaml with a reason and a link."
+
+
 class NoKernelImage(GateNotPassed):
     """an object of an image holds no code that the target card can run"""
 

@@ -75,12 +75,23 @@ def has_cases(checkout: Checkout, image: str) -> bool:
     return (checkout.folder(image) / "gates" / "engine.yaml").is_file()
 
 
+def parser_files(checkout: Checkout, image: str) -> dict[str, Path]:
+    """An image's parsers.yaml, with the formats and truths that all images share."""
+    shared, own = f"{_SHARED}/parsers", checkout.folder(image) / "gates" / "parsers.yaml"
+    if not own.is_file():
+        return {}
+    files = sorted(checkout.folder(shared).glob("*.yaml"))
+    return {**{f"{shared}/{path.name}": path for path in files}, "gates/parsers.yaml": own}
+
+
 def gate_files(checkout: Checkout, image: str, gate: str, platform: str = "") -> dict[str, Path]:
     """Finds the files that decide a gate's verdict, by the names that evidence has for them.
 
     Shared files come first and are named by their path below images/, the image's own by their
     path below its folder. Objects differ by platform, and so may the file about them.
     """
+    if gate == "parsers":
+        return parser_files(checkout, image)
     folders = {"gates": checkout.folder(image) / "gates"}
     try:
         shared = read_setup(checkout, image).shared
@@ -93,7 +104,9 @@ def gate_files(checkout: Checkout, image: str, gate: str, platform: str = "") ->
     special = f"arch.{platform.partition('/')[2]}.yaml"
     if gate == "arch" and (folders["gates"] / special).is_file():
         patterns = (special,)
-    return {
+    # a patch may be one of a parser
+    parsers = parser_files(checkout, image) if gate == "patches" else {}
+    return parsers | {
         f"{name}/{path.name}": path
         for name, folder in folders.items()
         for pattern in patterns

@@ -27,7 +27,9 @@ from packaging.version import InvalidVersion, Version
 from pipeline.core import log
 from pipeline.core.errors import GateInvalid, PatchConflict, PipelineError
 from pipeline.core.model import Frozen
+from pipeline.core.verdict import worst
 from pipeline.images.gate.numerics import check_numbers, numeric_cases
+from pipeline.images.gate.parsers.judge import ParserGate, ParserResult, open_parser_gate
 from pipeline.images.gate.smem import engine
 from pipeline.images.gate.smem.engine import GateContext
 from pipeline.images.gate.smem.image_gate import ImageGate
@@ -38,7 +40,6 @@ from pipeline.images.gate.smem.results import (
     NumericsResults,
     NumericsVerdict,
     fingerprint,
-    overall_of_cases,
 )
 from pipeline.images.lock.model import WheelPin
 from pipeline.images.spec.image import PatchSpec
@@ -55,6 +56,7 @@ State = Literal[
     "no gate",
     "unknown",
 ]
+PARSERS = "parsers-"  # before the name of a family, in the gate of a patch of its parser
 # Each version is a wheel to fetch and every case of the patch to compile.
 MOST_VERSIONS = 40
 _VERSIONS = "Name a version that exists, or a range such as '>=0.5.8,<0.6'."
@@ -70,14 +72,15 @@ class PatchVerdict(Frozen):
     message: str
     judged_with: dict[str, str] = {}  # the image's own Triton and torch, whatever the version
     requires: list[str] = []  # what this version's METADATA requires of those
-    without: dict[str, int] = {}  # case → the most shared memory a kernel of it needs
+    # case → the most shared memory a kernel of it needs; of parsers, the streams that fail
+    without: dict[str, int] = {}
     with_patch: dict[str, int] = {}
     numerics: NumericsVerdict | None = None  # of the patched kernels; none where not asked for
 
 
 def decide(
-    without: Sequence[CaseResult],
-    with_patch: Sequence[CaseResult] | None,
+    without: Sequence[CaseResult | ParserResult],
+    with_patch: Sequence[CaseResult | ParserResult] | None,
     *,
     applied: bool,
     conflict: str,
@@ -89,7 +92,7 @@ def decide(
     `is_older`: the version is before the locked one; `is_absent`: no function that the
     gate calls is anywhere in it.
     """
-    before = overall_of_cases(without)
+    before = worst([case.verdict for case in without], "unknown")
     # before anything else: cases whose functions are gone are unknown, which this is not
     if is_older and is_absent:
         return "not needed yet", "this older version does not have the code yet"
@@ -103,14 +106,14 @@ def decide(
         return "superseded", "the gate passes without it"
     if with_patch is None:
         return "conflict", conflict
-    after = overall_of_cases(with_patch)
+    after = worst([case.verdict for case in with_patch], "unknown")
     # compared by what was compiled: a patch of code that no case reaches changes no verdict either
-    if fingerprint(without) == fingerprint(with_patch):
+    if _findings(without) == _findings(with_patch):
         return "inert", f"changes nothing: {_first_message(with_patch, 'failed')}"
     if after == "unknown":
         return "unknown", _first_message(with_patch, "unknown")
     if after == "failed":
-        return "weak", f"still over with it: {_first_message(with_patch, 'failed')}"
+        return "weak", f"still fails with it: {_first_message(with_patch, 'failed')}"
     return "needed", _first_message(without, "failed")
 
 
@@ -123,7 +126,16 @@ def with_numbers(state: State, message: str, numbers: NumericsResults | None) ->
     return "unknown", "no case has its numbers compared"
 
 
-def _first_message(cases: Sequence[CaseResult | NumericsResult], verdict: str) -> str:
+def _findings(cases: Sequence[CaseResult | ParserResult]) -> list[object]:
+    """What cases found, without times: equal for two engines that behave the same."""
+    kernels = fingerprint([case for case in cases if isinstance(case, CaseResult)])
+    answers = [case for case in cases if isinstance(case, ParserResult)]
+    return [*kernels, *(case.model_dump(exclude={"seconds", "cached"}) for case in answers)]
+
+
+def _first_message(
+    cases: Sequence[CaseResult | ParserResult | NumericsResult], verdict: str
+) -> str:
     return next((f"{x.name}: {x.message}" for x in cases if x.verdict == verdict), "")
 
 
@@ -144,6 +156,8 @@ def without_gate(spec: PatchSpec, version: str) -> PatchVerdict:
 def _judge(gate: ImageGate, card: Card, tree: engine.EngineTree, spec: PatchSpec) -> PatchVerdict:
     if spec.gate is None:
         return without_gate(spec, tree.version)
+    if spec.gate.startswith(PARSERS):
+        return judge_parser_patch(gate, tree, spec)
     cases = gate.gates.cases(only=spec.gate)
     if not cases:
         raise GateInvalid(
@@ -188,8 +202,44 @@ def _judge(gate: ImageGate, card: Card, tree: engine.EngineTree, spec: PatchSpec
     )
 
 
+def judge_parser_patch(
+    gate: ImageGate | ParserGate, tree: engine.EngineTree, spec: PatchSpec
+) -> PatchVerdict:
+    """Judges a patch of a parser by the cases of the family that its gate names."""
+    family = (spec.gate or "").removeprefix(PARSERS)
+    opened = gate if isinstance(gate, ParserGate) else open_parser_gate(gate.context, gate.plan)
+    cases = [case for case in opened.gates.cases if case.family == family]
+    if not cases:
+        raise GateInvalid(
+            f"{spec.file}: its gate {spec.gate} has no cases",
+            f"`gate: {PARSERS}FAMILY` names a family of gates/parsers.yaml.",
+        )
+    base, _ = _with_patches(gate, tree, [w for w in gate.series.patches if w is not spec])
+    without = opened.judge(base, cases)
+    full, conflict = _with_patches(gate, tree, gate.series.patches)
+    after = None if conflict else opened.judge(full, cases)
+    state, message = decide(
+        without,
+        after,
+        applied=engine.is_applied(tree, spec, gate.patch_folder),
+        conflict=conflict,
+        is_older=Version(tree.version) < Version(gate.tree.version),
+        is_absent=all(case.verdict == "unknown" for case in without),
+    )
+    return PatchVerdict(
+        patch=spec.file,
+        gate=spec.gate,
+        version=tree.version,
+        state=state,
+        message=message,
+        judged_with={"python": opened.environment.facts.python},
+        without={case.name: case.failed for case in without if case.failed},
+        with_patch={case.name: case.failed for case in after or [] if case.failed},
+    )
+
+
 def _with_patches(
-    gate: ImageGate, tree: engine.EngineTree, patches: Sequence[PatchSpec]
+    gate: ImageGate | ParserGate, tree: engine.EngineTree, patches: Sequence[PatchSpec]
 ) -> tuple[engine.EngineTree, str]:
     """Patches a tree, or returns it as it is and why they do not fit."""
     try:

@@ -31,6 +31,12 @@ from pipeline.images.gate.evidence import (
 )
 from pipeline.images.gate.files import gate_files
 from pipeline.images.gate.numerics import check_numbers, numeric_cases
+from pipeline.images.gate.parsers.judge import (
+    ParserGate,
+    ParserResults,
+    open_parser_gate,
+    run_parser_gate,
+)
 from pipeline.images.gate.patches import judge_patches
 from pipeline.images.gate.smem.engine import GateContext
 from pipeline.images.gate.smem.image_gate import ImageGate, chosen_cases, open_gate, run_gate
@@ -63,6 +69,7 @@ class GateRun:
     seconds: float
     result: GateResult | None = None  # of smem; after numerics, with the numbers
     report: arch.ArchReport | None = None  # of arch
+    parsers: ParserResults | None = None  # of parsers
 
 
 def run_smem(
@@ -135,6 +142,50 @@ def run_patches(gate: ImageGate, card: Card) -> GateRun:
     about = _about(gate, "patches", card, gate.tree.digest)
     evidence = Evidence(**about, verdict=worst([row.verdict for row in rows], "unknown"), rows=rows)
     return GateRun(evidence, time.monotonic() - start)
+
+
+def run_parsers(
+    gate: ParserGate, arch: str, *, unpatched: bool = False, only: str | None = None
+) -> GateRun:
+    """Does a client get what models mean, however their answers are cut?
+
+    No card decides it; results of an image are kept by card, so it has the image's first.
+    """
+    result = run_parser_gate(gate, unpatched=unpatched, only=only)
+    plan, facts = gate.plan, result.environment
+    patches = [gate.patch_folder / file for file in result.patches]
+    left_out = {"name", "verdict", "message", "seconds", "cached", "family"}
+    evidence = Evidence(
+        gate="parsers",
+        arch=arch,
+        verdict=result.verdict,
+        inputs={
+            **_gate_files(gate.context.checkout, plan.spec.name, "parsers", plan.platform),
+            **{f"patches/{p.name}": sha256_of(p.read_bytes()) for p in patches},
+            **{pin.file: f"sha256:{pin.sha256}" for pin in facts.wheels},
+            "engine": result.engine_digest,
+        },
+        made_by={
+            **{"sm120-pipeline": __version__, "worker": result.worker},
+            "python": facts.python,
+        },
+        summary={
+            "engine": f"{result.engine} {result.engine_version}",
+            "environment": facts.kind,
+            "streams": sum(case.streams for case in result.cases),
+            "not judged": result.not_judged,
+        },
+        rows=[
+            EvidenceRow(
+                name=case.name,
+                verdict=case.verdict,
+                message=case.message,
+                facts=case.model_dump(mode="json", exclude=left_out),
+            )
+            for case in result.cases
+        ],
+    )
+    return GateRun(evidence, result.seconds, parsers=result)
 
 
 def run_arch(context: GateContext, built: Built, archs: Sequence[str]) -> list[GateRun]:
@@ -276,11 +327,12 @@ def judge_built(context: GateContext, built: Built) -> Staged | None:
         "smem": lambda: [run_smem(opened(), card())],
         "numerics": numerics,
         "patches": lambda: [run_patches(opened(), card())] if opened().series.patches else [],
+        "parsers": lambda: [run_parsers(open_parser_gate(context, built.plan), spec.main_arch)],
         "arch": lambda: run_arch(context, built, spec.promised_archs),
     }
     for kind, judge in stages.items():
         # the gates of kernels are asked for together
-        if ("arch" if kind == "arch" else "smem") not in spec.gates:
+        if (kind if kind in ("arch", "parsers") else "smem") not in spec.gates:
             continue
         start = time.monotonic()
         try:

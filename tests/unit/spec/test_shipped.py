@@ -16,6 +16,7 @@ from pipeline.images.assemble.plan import plan_image
 from pipeline.images.gate.arch import ArchSpec
 from pipeline.images.gate.files import EngineSetup
 from pipeline.images.gate.numerics import NumericsFile
+from pipeline.images.gate.parsers.cases import FormatsFile, ParsersFile, TruthsFile
 from pipeline.images.gate.smem.cases import GateFile
 from pipeline.images.lock.model import current_lock, current_source_lock
 from pipeline.images.spec.checkout import Checkout
@@ -48,6 +49,9 @@ MODELS: dict[str, type[BaseModel]] = {
     "series": PatchSeries,
     "gate": GateFile,
     "numerics": NumericsFile,
+    "parsers": ParsersFile,
+    "formats": FormatsFile,
+    "truths": TruthsFile,
     "engine": EngineSetup,
     "arch": ArchSpec,
     "source": SourceSpec,

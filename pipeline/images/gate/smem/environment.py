@@ -81,7 +81,7 @@ class EnvironmentFacts(Frozen):
     kind: Literal["image", "host wheels"]
     platform: str
     python: str
-    triton: str
+    triton: str  # empty, as torch is, where no kernels are compiled
     torch: str
     cuda: str  # what the image's torch is built for; engines choose by it
     stand_in: str | None = None  # the image's torch, where another version carries the tensors
@@ -126,14 +126,20 @@ class Environment:
         }
 
 
-def make_environment(context: GateContext, plan: ImagePlan, wheels: Sequence[str]) -> Environment:
-    """Makes the environment of an image on this machine once, then finds it by its key."""
-    pins, root = _locked_pins(plan, wheels), _root_layer(context, plan)
+def make_environment(
+    context: GateContext, plan: ImagePlan, wheels: Sequence[str], *, kernels: bool = True
+) -> Environment:
+    """Makes the environment of an image on this machine once, then finds it by its key.
+
+    Without `kernels` it has no torch and no Triton, only the wheels that are named.
+    """
+    pins, root = _locked_pins(plan, wheels, kernels), _root_layer(context, plan)
     is_own = context.host == plan.platform
     if not is_own:
         kept, find = context.store.root / "gate" / "host-wheels", context.make_finder
         pins = [for_host(pin, plan.venv.version, context.host, kept, find) for pin in pins]
-    own, used = locked_wheel(plan, "torch").version, _version(pins, "torch")
+    own = locked_wheel(plan, "torch").version if kernels else ""
+    used = _version(pins, "torch")
     stand_in = None if own == used else f"torch {used} carries the tensors of {own}"
     relation = {"kind": "image" if is_own else "host wheels", "stand_in": stand_in}
     folder = _folder(context, plan, root, pins)
@@ -151,8 +157,11 @@ def make_environment(context: GateContext, plan: ImagePlan, wheels: Sequence[str
         if is_new:
             # Python keeps what it compiles of torch and Triton; workers may not write there. Only
             # files that the lock names run. Where it fails, workers start more slowly.
+            compiled = ["-c", "import numpy, torch, triton"]
+            if not kernels:
+                compiled = ["-m", "compileall", "-q", str(folder / "site")]
             find_sandbox().run(
-                environment.command("-c", "import numpy, torch, triton"),
+                environment.command(*compiled),
                 write=[folder],
                 env=environment.variables(),
             )
@@ -160,9 +169,11 @@ def make_environment(context: GateContext, plan: ImagePlan, wheels: Sequence[str
     return environment
 
 
-def environment_work(context: GateContext, plan: ImagePlan, wheels: Sequence[str]) -> Work | None:
+def environment_work(
+    context: GateContext, plan: ImagePlan, wheels: Sequence[str], *, kernels: bool = True
+) -> Work | None:
     """What making the environment would fetch; none where an index must be asked first."""
-    pins, root = _locked_pins(plan, wheels), _root_layer(context, plan)
+    pins, root = _locked_pins(plan, wheels, kernels), _root_layer(context, plan)
     if context.host != plan.platform:
         return None
     if known_facts(_folder(context, plan, root, pins)):
@@ -170,15 +181,16 @@ def environment_work(context: GateContext, plan: ImagePlan, wheels: Sequence[str
     return context.work(_layers_of(plan, root, pins))
 
 
-def _locked_pins(plan: ImagePlan, wheels: Sequence[str]) -> list[WheelPin]:
-    for name in ("triton", "torch"):
+def _locked_pins(plan: ImagePlan, wheels: Sequence[str], kernels: bool) -> list[WheelPin]:
+    for name in ("triton", "torch") if kernels else ():
         locked_wheel(plan, name)  # an error where the image has none
     locked = {pin.name: pin for pin in plan.lock.wheels}
-    return [locked[n] for n in sorted({*_BASE_WHEELS, *wheels}) if n in locked]
+    base = _BASE_WHEELS if kernels else ()
+    return [locked[n] for n in sorted({*base, *wheels}) if n in locked]
 
 
 def _version(pins: Sequence[WheelPin], name: str) -> str:
-    return next(pin.version for pin in pins if pin.name == name)
+    return next((pin.version for pin in pins if pin.name == name), "")
 
 
 def _folder(
@@ -263,7 +275,7 @@ def _make(
 
     with (
         context.store.scratch() as scratch,
-        log.step(f"Unpacking what {plan.spec.name} compiles with"),
+        log.step(f"Unpacking what {plan.spec.name} is judged with"),
     ):
         work = scratch / "environment"
         unpack_kept(context.store, layers, place, work)

@@ -69,20 +69,24 @@ class ImageGate:
         return patched(self.tree, chosen.patches, self.patch_folder, self.context)
 
 
+def chosen_series(context: GateContext, plan: ImagePlan, name: str | None) -> PatchSeries:
+    """The image's own patches, or the series of `patches/NAME.yaml`."""
+    if name is None:
+        return context.checkout.series(plan.spec)
+    others = context.checkout.other_series(plan.spec)
+    if name not in others:
+        known = ", ".join(others) or "none"
+        raise GateInvalid(
+            f"{plan.spec.name}: has no patch series {name!r} (it has: {known})",
+            "Choose one of those." if others else "Leave --series out.",
+        )
+    return others[name]
+
+
 def open_gate(context: GateContext, plan: ImagePlan, series: str | None = None) -> ImageGate:
     """Reads an image's gates and makes what they need; `series` names another than its own."""
     gates = read_gates(context.checkout, plan.spec.name)
-    if series is None:
-        chosen = context.checkout.series(plan.spec)
-    else:
-        others = context.checkout.other_series(plan.spec)
-        if series not in others:
-            known = ", ".join(others) or "none"
-            raise GateInvalid(
-                f"{plan.spec.name}: has no patch series {series!r} (it has: {known})",
-                "Choose one of those." if others else "Leave --series out.",
-            )
-        chosen = others[series]
+    chosen = chosen_series(context, plan, series)
     environment = make_environment(context, plan, gates.setup.wheels)
     tree = engine_tree(context, plan, engine_pin(context, plan, gates.setup.package, None))
     return ImageGate(context, plan, gates, environment, tree, chosen, is_own=series is None)

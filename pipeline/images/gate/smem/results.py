@@ -52,14 +52,20 @@ class Computed(Frozen):
     max_share: float | None = None
 
 
-class WorkerAnswer(Frozen):
-    """What a worker reports of one case."""
+class CaseReply(Frozen):
+    """What any worker reports of one case."""
 
     case: str
+    ended: str
+    message: str = ""
+
+
+class WorkerAnswer(CaseReply):
+    """What a worker reports of a case of kernels."""
+
     ended: Literal[
         "called", "function gone", "stopped", "raised", "not imported", "died", "timed out"
     ]
-    message: str = ""
     seconds: float = 0.0
     records: list[Record] = []
     computed: list[Computed] = []

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
 from pydantic import ValidationError
 
@@ -28,7 +28,7 @@ from pipeline.images.gate.smem.cases import Gates, KernelCase
 from pipeline.images.gate.smem.engine import EngineTree, mark_used, modules_defining
 from pipeline.images.gate.smem.environment import Environment
 from pipeline.images.gate.smem.limits import Card
-from pipeline.images.gate.smem.results import CaseResult, WorkerAnswer, judge_case
+from pipeline.images.gate.smem.results import CaseReply, CaseResult, WorkerAnswer, judge_case
 
 WORKER = Path(__file__).parent.with_name("worker")
 # From the start of a process to its first case: importing torch, Triton and the engine's parts.
@@ -45,24 +45,115 @@ _MOST_PLACES = 3
 
 
 @cache
-def worker_digest() -> str:
-    """The digest of the worker's own code: a change of it asks everything again."""
-    files = sorted(WORKER.rglob("*.py"))
+def worker_digest(program: Path | None = None) -> str:
+    """The digest of a worker's own code: a change of it asks everything again."""
+    folder = program or WORKER
+    files = sorted(folder.rglob("*.py"))
     return sha256_of(
-        canonical_json({str(f.relative_to(WORKER)): sha256_of(f.read_bytes()) for f in files})
+        canonical_json({str(f.relative_to(folder)): sha256_of(f.read_bytes()) for f in files})
     )
 
 
+class Question(Protocol):
+    """A case, as far as putting it to a worker goes."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def timeout_s(self) -> int: ...
+
+
+Case = TypeVar("Case", bound=Question)
+Answer = TypeVar("Answer", bound=CaseReply)
+
+
 @dataclass(frozen=True)
-class GateTarget:
-    """One engine tree in one environment, judged for one card."""
+class WorkerTarget(Generic[Case, Answer]):
+    """One engine tree in one environment, and the program that asks it."""
 
     store: Store
     environment: Environment
     tree: EngineTree
+    sandbox: Sandbox = field(default_factory=find_sandbox, kw_only=True)
+
+    @property
+    def program(self) -> Path:
+        """The worker's own folder."""
+        raise NotImplementedError
+
+    @property
+    def answer_type(self) -> type[Answer]:
+        raise NotImplementedError
+
+    @property
+    def writable(self) -> list[Path]:
+        """Folders that a worker may write to, beside its own."""
+        return []
+
+    def key(self, case: Case) -> str:
+        """Everything that decides the answer to a case."""
+        raise NotImplementedError
+
+    def job(self, cases: Sequence[Case]) -> dict[str, Any]:
+        """What a worker is given, as JSON."""
+        raise NotImplementedError
+
+    def variables(self, cases: Sequence[Case], work: Path) -> dict[str, str]:
+        """A worker's environment."""
+        return {
+            **self.environment.variables(),
+            **dict.fromkeys(("HOME", "TMPDIR"), str(work)),
+            # one thread each: there is a worker for every core
+            **{"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"},
+        }
+
+    def folder(self, name: str) -> Path:
+        return self.store.root / "gate" / name
+
+    def answer_path(self, case: Case) -> Path:
+        return self.folder("answers") / f"{self.key(case).removeprefix('sha256:')}.json"
+
+
+@dataclass(frozen=True)
+class GateTarget(WorkerTarget[KernelCase, WorkerAnswer]):
+    """An engine's kernels, judged for one card."""
+
     setup: EngineSetup
     card: Card
-    sandbox: Sandbox = field(default_factory=find_sandbox)
+
+    @property
+    def program(self) -> Path:
+        return WORKER
+
+    @property
+    def answer_type(self) -> type[WorkerAnswer]:
+        return WorkerAnswer
+
+    @property
+    def writable(self) -> list[Path]:
+        return [self.kernels]
+
+    def job(self, cases: Sequence[KernelCase]) -> dict[str, Any]:
+        return {
+            "engine": str(self.tree.folder),
+            "package": self.tree.package,
+            "bare": self.setup.bare,
+            "absent": [n for n in self.environment.absent if n != self.tree.package],
+            "card": self.card.model_dump(),
+            "cuda": self.environment.facts.cuda,
+            "cache": str(self.kernels),
+            "interpret": cases[0].numerics is not None,
+            "cases": [case.model_dump() for case in cases],
+        }
+
+    def variables(self, cases: Sequence[KernelCase], work: Path) -> dict[str, str]:
+        return {
+            **super().variables(cases, work),
+            # Triton writes its cache below TRITON_HOME and C sources to TMPDIR
+            "TRITON_HOME": str(work),
+            **({"TRITON_INTERPRET": "1"} if cases[0].numerics is not None else {}),
+        }
 
     def key(self, case: KernelCase) -> str:
         """Everything that decides the answer to a case."""
@@ -81,12 +172,6 @@ class GateTarget:
                 }
             )
         )
-
-    def folder(self, name: str) -> Path:
-        return self.store.root / "gate" / name
-
-    def answer_path(self, case: KernelCase) -> Path:
-        return self.folder("answers") / f"{self.key(case).removeprefix('sha256:')}.json"
 
     @property
     def kernels(self) -> Path:
@@ -111,22 +196,8 @@ def answered(
     target: GateTarget, cases: Sequence[KernelCase]
 ) -> list[tuple[KernelCase, WorkerAnswer, bool]]:
     """Returns each case with its answer, and whether that was kept from an earlier run."""
-    kept: dict[str, WorkerAnswer] = {}
-    for case in cases:
-        path = target.answer_path(case)
-        try:
-            answer = WorkerAnswer.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError):
-            continue  # a damaged or half-written answer counts as none
-        mark_used(path)
-        kept |= {case.name: answer} if answer.case == case.name else {}
-    if kept:
-        log.say(f"  {len(kept)} of {log.count(len(cases), 'case')} judged before, from the store")
-    asked = [case for case in cases if case.name not in kept]
-    new = {answer.case: answer for answer in ask_workers(target, asked)}
     results, tree = [], target.tree
-    for case in cases:
-        answer = kept.get(case.name) or new[case.name]
+    for case, answer, is_kept in kept_or_asked(target, cases):
         if answer.ended == "function gone":
             names = sorted({function.partition(":")[2] for function in case.function})
             places = ", ".join(modules_defining(tree, names)[:_MOST_PLACES])
@@ -137,16 +208,36 @@ def answered(
                 f" {case.name} calls ({where}); correct `function` in gates/{case.gate}.yaml"
             )
             answer = answer.model_copy(update={"message": message})
-        results.append((case, answer, case.name in kept))
+        results.append((case, answer, is_kept))
     return results
 
 
-def ask_workers(target: GateTarget, cases: Sequence[KernelCase]) -> list[WorkerAnswer]:
+def kept_or_asked(
+    target: WorkerTarget[Case, Answer], cases: Sequence[Case]
+) -> list[tuple[Case, Answer, bool]]:
+    """Takes answers from the store, and asks workers for the others."""
+    kept: dict[str, Answer] = {}
+    for case in cases:
+        path = target.answer_path(case)
+        try:
+            answer = target.answer_type.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            continue  # a damaged or half-written answer counts as none
+        mark_used(path)
+        kept |= {case.name: answer} if answer.case == case.name else {}
+    if kept:
+        log.say(f"  {len(kept)} of {log.count(len(cases), 'case')} judged before, from the store")
+    asked = [case for case in cases if case.name not in kept]
+    new = {answer.case: answer for answer in ask_workers(target, asked)}
+    return [(case, kept.get(case.name) or new[case.name], case.name in kept) for case in cases]
+
+
+def ask_workers(target: WorkerTarget[Case, Answer], cases: Sequence[Case]) -> list[Answer]:
     """Puts cases to workers, a process a core, and keeps their answers."""
     if not cases:
         return []
-    with os_errors_explained(target.folder("kernels")):
-        for folder in (target.kernels, target.folder("answers")):
+    with os_errors_explained(target.folder("answers")):
+        for folder in (*target.writable, target.folder("answers")):
             folder.mkdir(parents=True, exist_ok=True)
     if "files" not in target.sandbox.held:
         hide_environment()
@@ -166,10 +257,10 @@ def ask_workers(target: GateTarget, cases: Sequence[KernelCase]) -> list[WorkerA
 
 
 def _ask_in_turn(
-    target: GateTarget, cases: list[KernelCase], stop: threading.Event, bar: log.Bar
-) -> list[WorkerAnswer]:
+    target: WorkerTarget[Case, Answer], cases: list[Case], stop: threading.Event, bar: log.Bar
+) -> list[Answer]:
     """Starts one process after the other until all cases have answers: a bad case ends its own."""
-    answers: list[WorkerAnswer] = []
+    answers: list[Answer] = []
     while len(answers) < len(cases):
         todo, gauge = cases[len(answers) :], log.Gauge(bar)
         with target.store.scratch() as scratch:
@@ -186,47 +277,29 @@ def _ask_in_turn(
 
 
 def _one_process(
-    target: GateTarget,
-    cases: list[KernelCase],
+    target: WorkerTarget[Case, Answer],
+    cases: list[Case],
     scratch: Path,
     stop: threading.Event,
     gauge: log.Gauge,
-) -> list[WorkerAnswer]:
+) -> list[Answer]:
     """Returns one worker's answers until it is done, dies or is stopped; at least one."""
-    interpret = cases[0].numerics is not None
-    job = {
-        "engine": str(target.tree.folder),
-        "package": target.tree.package,
-        "bare": target.setup.bare,
-        "absent": [n for n in target.environment.absent if n != target.tree.package],
-        "card": target.card.model_dump(),
-        "cuda": target.environment.facts.cuda,
-        "cache": str(target.kernels),
-        "interpret": interpret,
-        "cases": [case.model_dump() for case in cases],
-    }
     # We read nothing in the worker's own folder: it may have put anything there.
     job_file, answers_file, output = (scratch / n for n in ("job.json", "answers", "output"))
     root, work = scratch / "root", scratch / "work"
     for folder in (root, work):
         folder.mkdir()
-    job_file.write_text(json.dumps(job), encoding="utf-8")
+    job_file.write_text(json.dumps(target.job(cases)), encoding="utf-8")
     answers_file.touch()
+    program = target.program
     command = target.sandbox.command(
-        target.environment.command(str(WORKER), str(job_file), str(answers_file)),
-        read=[*target.environment.readable, target.tree.folder, WORKER, job_file],
-        write=[work, answers_file, target.kernels],
+        target.environment.command(str(program), str(job_file), str(answers_file)),
+        read=[*target.environment.readable, target.tree.folder, program, job_file],
+        write=[work, answers_file, *target.writable],
         root=root,
         cwd=work,
     )
-    variables = {
-        **target.environment.variables(),
-        # Triton writes its cache below TRITON_HOME and C sources to TMPDIR
-        **dict.fromkeys(("HOME", "TMPDIR", "TRITON_HOME"), str(work)),
-        # one thread each: there is a worker for every core
-        **{"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"},
-        **({"TRITON_INTERPRET": "1"} if interpret else {}),
-    }
+    variables = target.variables(cases, work)
     # opened once: the worker may put another file in its place
     with answers_file.open("rb") as reader:
         with proc.running(command, env=variables, output=output, cwd=work) as process:
@@ -234,11 +307,11 @@ def _one_process(
         # one line when a case begins, one when it ends
         lines = _lines(reader, 2 * len(cases))
     began = sum("begins" in line for line in lines)
-    answers: list[WorkerAnswer] = []
+    answers: list[Answer] = []
     # in the order of the cases, as far as they are answers to them
     for line, case in zip((x for x in lines if "begins" not in x), cases, strict=False):
         try:
-            answer = WorkerAnswer.model_validate(line)
+            answer = target.answer_type.model_validate(line)
         except ValidationError:
             break
         if answer.case != case.name:
@@ -255,14 +328,16 @@ def _one_process(
     if ended == "died" and not began:
         # where it could not even begin, no later case would fare better
         answers, unanswered = [], cases
-    failed = [WorkerAnswer(case=case.name, ended=ended, message=message) for case in unanswered]
+    failed = [
+        target.answer_type(case=case.name, ended=ended, message=message) for case in unanswered
+    ]
     return answers + failed
 
 
 def _watch(
     process: subprocess.Popen[bytes],
     reader: BinaryIO,
-    cases: list[KernelCase],
+    cases: Sequence[Question],
     stop: threading.Event,
     gauge: log.Gauge,
 ) -> Literal["died", "timed out"]:

@@ -1,0 +1,292 @@
+"""Asks workers for every case of an image's parsers, and turns their answers into verdicts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.artifacts.containers.sandbox import Sandbox
+from pipeline.core.model import Digest, Frozen, canonical_json, sha256_of
+from pipeline.core.verdict import GateVerdict, worst
+from pipeline.images.assemble.plan import ImagePlan
+from pipeline.images.gate.evidence import Evidence
+from pipeline.images.gate.files import read_setup
+from pipeline.images.gate.parsers.cases import (
+    AcceptedAnswer,
+    ParserCase,
+    ParserGates,
+    ParsersFile,
+    Severity,
+    read_parser_gates,
+)
+from pipeline.images.gate.smem.engine import (
+    EngineTree,
+    GateContext,
+    engine_pin,
+    engine_tree,
+    patched,
+)
+from pipeline.images.gate.smem.environment import Environment, EnvironmentFacts, make_environment
+from pipeline.images.gate.smem.image_gate import chosen_series
+from pipeline.images.gate.smem.results import CaseReply
+from pipeline.images.gate.smem.run import WorkerTarget, kept_or_asked, worker_digest
+from pipeline.images.spec.image import PatchSeries
+
+PARSER_WORKER = Path(__file__).with_name("worker")
+_MOST_SHOWN = 60  # characters of a step in a message
+
+
+class BreakingStream(Frozen):
+    """The smallest stream that was found to break an answer."""
+
+    tokens: int  # of its largest step; all others have one
+    step: str  # what that step holds
+    empty_end: bool  # the end comes alone, after the last token
+    faults: list[str]
+    got: Any = None  # what a client then has
+    single: Any = None  # of an answer that was cut off: what it has from single tokens
+
+
+class ParserAnswer(CaseReply):
+    """What a worker reports of one case."""
+
+    ended: Literal["judged", "no parser", "not imported", "died", "timed out"]
+    route: str = ""  # the function of the engine that was driven
+    streams: int = 0
+    failed: int = 0
+    faults: list[str] = []
+    token_by_token: bool = False
+    unstreamed: dict[str, Any] | None = None  # what is wrong without a stream
+    smallest: BreakingStream | None = None
+    stand_ins: list[str] = []
+    versions: dict[str, str] = {}
+    seconds: float = 0.0
+
+    @property
+    def wrong(self) -> str:
+        """What is wrong, and in the smallest stream that shows it."""
+        faults, smallest = ", ".join(self.faults), self.smallest
+        if self.unstreamed is not None:
+            return f"{faults}: also without a stream"
+        if smallest is None or smallest.tokens == 1:
+            return f"{faults}: token by token"
+        step = smallest.step
+        shown = step if len(step) <= _MOST_SHOWN else f"{step[:30]}…{step[-29:]}"
+        return f"{faults}: a step of {smallest.tokens} tokens: {shown!r}"
+
+
+class ParserResult(Frozen):
+    """A case, judged. Unknown is never passed."""
+
+    name: str
+    family: str
+    parsers: dict[str, str]
+    stands_for: list[str]
+    verdict: GateVerdict
+    message: str = ""
+    severity: Severity | None = None
+    streams: int = 0
+    failed: int = 0
+    faults: list[str] = []
+    unstreamed: dict[str, Any] | None = None
+    smallest: BreakingStream | None = None
+    route: str = ""
+    stand_ins: list[str] = []
+    seconds: float = 0.0
+    cached: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        case: ParserCase,
+        answer: ParserAnswer,
+        accepted: Sequence[AcceptedAnswer],
+        cached: bool,
+    ) -> ParserResult:
+        """The verdict on one case."""
+        verdict: GateVerdict = "passed"
+        severity: Severity | None = None
+        message = ""
+        if answer.ended != "judged":
+            reasons = {"timed out": f"took longer than {case.timeout_s} s and was stopped"}
+            verdict, message = "unknown", answer.message or reasons.get(answer.ended, answer.ended)
+        elif not answer.streams:
+            verdict, message = "unknown", "no stream was tried"
+        elif answer.failed:
+            severity = "token by token" if answer.token_by_token else "larger steps"
+            verdict, message = "failed", answer.wrong
+            for known in accepted:
+                is_meant = fnmatchcase(case.name, known.case) and known.only in (None, severity)
+                if is_meant and set(answer.faults) <= set(known.faults):
+                    verdict, message = "accepted", f"{known.reason} {known.upstream[0]}"
+                    break
+        copied = ("streams", "failed", "faults", "unstreamed", "route", "stand_ins")
+        return cls(
+            **case.model_dump(include={"name", "family", "parsers", "stands_for"}),
+            **{field: getattr(answer, field) for field in copied},
+            verdict=verdict,
+            message=message,
+            severity=severity,
+            smallest=answer.smallest,
+            seconds=answer.seconds,
+            cached=cached,
+        )
+
+
+class ParserResults(Frozen):
+    """All cases of an image's parsers, and what decided them."""
+
+    image: str
+    platform: str
+    image_digest: Digest | None = None  # of the image as built, where it is built
+    engine: str
+    engine_version: str
+    engine_digest: Digest
+    patches: list[str]
+    worker: Digest
+    environment: EnvironmentFacts
+    verdict: GateVerdict
+    cases: list[ParserResult]
+    not_judged: dict[str, str] = {}
+    sandbox: Sandbox | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ParserTarget(WorkerTarget[ParserCase, ParserAnswer]):
+    """An engine's chat endpoint, with its parsers."""
+
+    file: ParsersFile
+
+    @property
+    def program(self) -> Path:
+        return PARSER_WORKER
+
+    @property
+    def answer_type(self) -> type[ParserAnswer]:
+        return ParserAnswer
+
+    def key(self, case: ParserCase) -> str:
+        asked = {
+            "worker": worker_digest(PARSER_WORKER),
+            "environment": self.environment.key,
+            "absent": self.environment.absent,
+            "engine": self.tree.digest,
+            "setup": self.file.model_dump(include={"bare", "left_out"}),
+            # these decide no answer
+            "case": case.model_dump(exclude={"family", "stands_for", "timeout_s"}),
+        }
+        return sha256_of(canonical_json(asked))
+
+    def job(self, cases: Sequence[ParserCase]) -> dict[str, Any]:
+        absent = [name for name in self.environment.absent if name != self.tree.package]
+        return {
+            "engine": str(self.tree.folder),
+            "package": self.tree.package,
+            "bare": self.file.bare,
+            "left_out": [*absent, *self.file.left_out],
+            "cases": [case.model_dump() for case in cases],
+        }
+
+
+@dataclass(frozen=True)
+class ParserGate:
+    """An image made ready for judging its parsers."""
+
+    context: GateContext
+    plan: ImagePlan
+    gates: ParserGates
+    environment: Environment
+    tree: EngineTree  # as published
+    series: PatchSeries
+    is_own: bool = True  # the series that the image is built with
+
+    @property
+    def patch_folder(self) -> Path:
+        spec = self.plan.spec
+        return (self.context.checkout.folder(spec.name) / (spec.patches or "none")).parent
+
+    def patched(self, series: PatchSeries | None = None) -> EngineTree:
+        """The engine as the image holds it, or with other patches."""
+        chosen = (series or self.series).patches
+        return patched(self.tree, chosen, self.patch_folder, self.context)
+
+    def judge(self, tree: EngineTree, cases: Sequence[ParserCase]) -> list[ParserResult]:
+        """Every case's verdict on one tree."""
+        target = ParserTarget(self.context.store, self.environment, tree, self.gates.file)
+        return [
+            ParserResult.of(case, answer, self.gates.file.accepted, is_kept)
+            for case, answer, is_kept in kept_or_asked(target, cases)
+        ]
+
+
+def open_parser_gate(
+    context: GateContext, plan: ImagePlan, series: str | None = None
+) -> ParserGate:
+    """Reads an image's cases and makes what they need: neither torch nor Triton."""
+    name = plan.spec.name
+    gates = read_parser_gates(context.checkout, name)
+    pin = engine_pin(context, plan, read_setup(context.checkout, name).package, None)
+    environment = make_environment(context, plan, gates.file.wheels, kernels=False)
+    tree, chosen = engine_tree(context, plan, pin), chosen_series(context, plan, series)
+    return ParserGate(context, plan, gates, environment, tree, chosen, is_own=series is None)
+
+
+def run_parser_gate(
+    gate: ParserGate, *, unpatched: bool = False, only: str | None = None
+) -> ParserResults:
+    """Judges an image's parsers; a result of some cases alone is not the image's own."""
+    start, plan = time.monotonic(), gate.plan
+    tree = gate.tree if unpatched else gate.patched()
+    cases = gate.judge(tree, gate.gates.chosen(only))
+    record = gate.context.store.image_record(plan.spec.name, plan.platform)
+    # a record with another key is of other bytes, which were not judged here
+    is_whole = gate.is_own and not unpatched and only is None
+    is_built = record is not None and record.key == plan.key and is_whole
+    return ParserResults(
+        image=plan.spec.name,
+        platform=plan.platform,
+        image_digest=record.digest if record and is_built else None,
+        engine=tree.project,
+        engine_version=tree.version,
+        engine_digest=tree.digest,
+        patches=[] if unpatched else [spec.file for spec in gate.series.patches],
+        worker=worker_digest(PARSER_WORKER),
+        environment=gate.environment.facts,
+        verdict=worst([case.verdict for case in cases], "unknown"),
+        cases=cases,
+        not_judged=dict(gate.gates.file.not_judged),
+        sandbox=ParserTarget(gate.context.store, gate.environment, tree, gate.gates.file).sandbox,
+        seconds=round(time.monotonic() - start, 3),
+    )
+
+
+def parser_doubts(
+    used: dict[str, str], judged: Evidence | None, not_judged: Mapping[str, str]
+) -> str:
+    """Why answers that go through these parsers cannot be relied on; empty where they can.
+
+    `used` has the parsers by flag, `judged` the result for the very image, `not_judged` the reasons
+    of its parsers.yaml.
+    """
+    rows = [
+        row
+        for row in (judged.rows if judged else [])
+        if all(row.facts["parsers"].get(flag) == parser for flag, parser in used.items())
+    ]
+    named = " and ".join(dict.fromkeys(used.values()))
+    if not rows:
+        why = next((not_judged[parser] for parser in used.values() if parser in not_judged), "")
+        return f"its parsers ({named}) were not judged on this image{why and ': '}{why}"
+    bad = [row for row in rows if row.verdict in ("failed", "unknown")]
+    if not bad:
+        return ""
+    breaking = {row.facts["severity"] for row in bad}
+    when = " in larger steps, as with drafts" if breaking == {"larger steps"} else ""
+    first = f"{bad[0].name}: {bad[0].message}"
+    number = f"{len(bad)} of {len(rows)}"
+    return f"its parsers ({named}) lose or change {number} known answers{when}: {first}"

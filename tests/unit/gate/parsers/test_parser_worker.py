@@ -1,0 +1,222 @@
+"""The worker as a process of its own, with a little engine in the place of an image's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.artifacts.store.store import open_store
+from pipeline.images.gate.parsers.cases import ParserCase, ParserGates, whole_format
+from pipeline.images.gate.parsers.judge import ParserResult, ParserTarget
+from pipeline.images.gate.parsers.worker.judging import reduce_stream
+from pipeline.images.gate.parsers.worker.streams import Stream, every_stream
+from pipeline.images.gate.parsers.worker.tokens import ByteTokenizer
+from pipeline.images.gate.smem.engine import EngineTree
+from pipeline.images.gate.smem.run import kept_or_asked
+from tests.unit.gate.parsers import reference
+from tests.unit.gate.parsers.test_planted import CASES, FORMATS, GATES, TOOLS
+from tests.unit.gate.smem.test_run import FACTS, ThisPython
+
+ENGINE = '''
+"""The least that SGLang's endpoint has: requests, a stream of events, an answer as a whole."""
+import json, os, types
+import torch  # stood in for
+from sglang.reference import Reference
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SETUP = json.load(open(os.path.join(HERE, "setup.json")))
+assert not torch.cuda.is_available() and not isinstance(3, torch.Tensor)
+
+
+class OpenAIServingChat:
+    def __init__(self, manager, template):
+        self.manager = manager
+        name, _, defect = manager.server_args.tool_call_parser.partition(" ")
+        self.form, self.defect = SETUP["formats"][name], defect.replace("_", " ")
+
+    def deltas(self, steps, defect):
+        parser = Reference(self.form, SETUP["tools"], defect)
+        for text, final in steps:
+            out = parser.feed(text, final=final)
+            calls = [{"index": i, "id": str(i), "function": {"name": n, "arguments": a}}
+                     for i, n, a in out["calls"]]
+            yield {"reasoning_content": out["reasoning"], "content": out["content"],
+                   "tool_calls": calls}
+
+    async def _generate_chat_stream(self, adapted, request, raw):
+        seen, steps, called = 0, [], False
+        async for content in self.manager.generate_request(adapted, raw):
+            final = content["meta_info"]["finish_reason"] is not None
+            steps.append((content["text"][seen:], final))
+            seen = len(content["text"])
+        for delta in self.deltas(steps, self.defect):
+            called = called or bool(delta["tool_calls"])
+            yield "data: " + json.dumps({"choices": [{"index": 0, "delta": delta}]}) + "\\n\\n"
+        end = {"delta": {}, "finish_reason": "tool_calls" if called else "stop"}
+        yield "data: " + json.dumps({"choices": [end]}) + "\\n\\n"
+        yield "data: [DONE]\\n\\n"
+
+    def _build_chat_response(self, request, ret, created):
+        # only a stream mixes up two calls
+        defect = "" if self.defect.startswith("second") else self.defect
+        (message,) = self.deltas([(ret[0]["text"], True)], defect)
+        finish = "tool_calls" if message["tool_calls"] else "stop"
+        said = json.dumps({"choices": [{"message": message, "finish_reason": finish}]})
+        return types.SimpleNamespace(model_dump_json=lambda: said)
+'''
+NAMES = ("call-no-think", "two-calls", "think/cut-off")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> ParserTarget:
+    folder = tmp_path / "engine" / "sglang" / "srt" / "entrypoints" / "openai"
+    folder.mkdir(parents=True)
+    (folder / "serving_chat.py").write_text(ENGINE)
+    request = "import types\n\nclass ChatCompletionRequest(types.SimpleNamespace):\n    pass\n"
+    (folder / "protocol.py").write_text(request)
+    formats = {name: whole_format(name, FORMATS).model_dump(mode="json") for name in CASES}
+    (folder / "setup.json").write_text(json.dumps({"formats": formats, "tools": TOOLS}))
+    package = tmp_path / "engine" / "sglang"
+    shutil.copyfile(reference.__file__, package / "reference.py")
+    (package / "__init__.py").write_text("raise RuntimeError('starts a whole server')\n")
+    tree = EngineTree(tmp_path / "engine", "sglang", "1", f"sha256:{'0' * 64}")
+    environment = ThisPython(tmp_path / "environment", FACTS, ("torch",))
+    file = GATES.file.model_copy(update={"bare": ["sglang"], "left_out": []})
+    return ParserTarget(open_store(tmp_path / "store"), environment, tree, file)
+
+
+def asked(parser: str, *truths: str) -> list[ParserCase]:
+    parsers = {"parsers": {"tool_call_parser": parser}}
+    return [CASES["kimi-k2"][truth].model_copy(update=parsers) for truth in truths]
+
+
+def judged(target: ParserTarget, cases: list[ParserCase]) -> dict[str, ParserResult]:
+    return {
+        case.name.partition("/")[2]: ParserResult.of(case, answer, [], cached=kept)
+        for case, answer, kept in kept_or_asked(target, cases)
+    }
+
+
+def test_a_sound_engine_passes_and_is_asked_once(target: ParserTarget) -> None:
+    cases = asked("kimi-k2", *NAMES)
+    results = judged(target, cases)
+    assert {result.verdict for result in results.values()} == {"passed"}
+    first = results["call-no-think"]
+    assert first.streams > 100
+    assert first.route.startswith("sglang/srt/entrypoints/openai/serving_chat.py")
+    assert first.stand_ins == ["sglang", "torch"]
+    assert all(result.cached for result in judged(target, cases).values())
+
+
+def test_an_engine_that_needs_small_steps_fails_with_the_smallest_that_breaks_it(
+    target: ParserTarget,
+) -> None:
+    (result,) = judged(target, asked("kimi-k2 second_arguments_twice", "two-calls")).values()
+    assert (result.verdict, result.severity) == ("failed", "larger steps")
+    assert result.smallest is not None
+    # from the end of the first call to that of the second, and nothing else
+    step = result.smallest.step
+    assert step.startswith("<|tool_call_end|><|tool_call_begin|>")
+    assert step.endswith("<|tool_call_end|>")
+    assert result.smallest.got["arguments"][0] == result.smallest.got["arguments"][1]
+
+
+def test_an_engine_that_always_fails_breaks_token_by_token(target: ParserTarget) -> None:
+    (result,) = judged(target, asked("kimi-k2 name_twice", "call-no-think")).values()
+    assert (result.verdict, result.severity) == ("failed", "token by token")
+    assert "second name" in result.faults
+    assert result.unstreamed is not None
+
+
+def test_a_parser_that_raises_breaks_the_stream(target: ParserTarget) -> None:
+    (result,) = judged(target, asked("kimi-k2 raises_at_a_brace", "braces")).values()
+    assert result.verdict == "failed"
+    assert result.faults == ["raises ValueError"]
+
+
+def test_a_parser_that_the_engine_does_not_have_is_unknown(target: ParserTarget) -> None:
+    (result,) = judged(target, asked("kimi-k9", "plain")).values()
+    assert (result.verdict, result.streams) == ("unknown", 0)
+    assert "kimi-k9" in result.message
+
+
+def test_an_endpoint_that_is_gone_is_unknown_and_is_asked_again(target: ParserTarget) -> None:
+    path = target.tree.folder / "sglang/srt/entrypoints/openai/serving_chat.py"
+    path.write_text("import nowhere\n")
+    cases = asked("kimi-k2", "plain")
+    (result,) = judged(target, cases).values()
+    assert (result.verdict, result.message) == (
+        "unknown",
+        "ModuleNotFoundError: No module named 'nowhere'",
+    )
+    assert not any(result.cached for result in judged(target, cases).values())
+
+
+@pytest.mark.parametrize("what", ["engine", "case", "setup", "absent"])
+def test_whatever_decides_an_answer_of_a_parser_is_part_of_its_key(
+    target: ParserTarget, what: str
+) -> None:
+    from dataclasses import replace
+
+    (case,) = asked("kimi-k2", "plain")
+    before = target.key(case)
+    if what == "engine":
+        target = replace(target, tree=replace(target.tree, digest=f"sha256:{'1' * 64}"))
+    elif what == "setup":
+        target = replace(target, file=target.file.model_copy(update={"left_out": ["sglang.a"]}))
+    elif what == "absent":
+        target = replace(target, environment=replace(target.environment, absent=("zmq",)))
+    else:
+        case = case.model_copy(update={"text": "</think>other"})
+    assert target.key(case) != before
+
+
+def test_every_cut_of_an_answer_is_among_its_streams() -> None:
+    tokenizer = ByteTokenizer({"<t>": False})
+    tokens = tokenizer.tokens("é a<t>bc")
+    assert [token.text for token in tokens] == ["", "é", " ", "a", "<t>", "b", "c"]
+    streams = list(every_stream(len(tokens), tokenizer.words(tokens), "x"))
+    assert {s.sizes for s in streams if s.name.startswith("cut")} == {
+        (n, 7 - n) for n in range(1, 7)
+    }
+    assert all(sum(stream.sizes) == len(tokens) for stream in streams)
+    # the same answer gives the same streams in every run
+    assert streams == list(every_stream(len(tokens), tokenizer.words(tokens), "x"))
+    assert [len(s.steps(tokens)) for s in streams if s.name == "whole"] == [1, 2]
+
+
+def test_a_stream_is_reduced_to_the_step_that_breaks_it() -> None:
+    def breaks(stream: Stream) -> bool:
+        """Where one step holds the fourth token and the sixth."""
+        at = 0
+        for size in stream.sizes:
+            if at <= 3 and at + size > 5:
+                return True
+            at += size
+        return False
+
+    reduced = reduce_stream(Stream("whole", (2, 6, 2), False), breaks)
+    assert reduced.sizes == (1, 1, 1, 3, 1, 1, 1, 1)
+
+
+def test_a_tokenizer_file_has_the_same_ids() -> None:
+    tokenizer = ByteTokenizer({"<t>": False})
+    whole = json.loads(tokenizer.to_str())
+    assert {token["content"]: token["id"] for token in whole["added_tokens"]}["<t>"] == 256
+    assert sorted(whole["model"]["vocab"].values()) == list(range(256))
+    assert tokenizer.decode(tokenizer.encode("ü<t>x")) == "ü<t>x"
+
+
+def test_the_worker_imports_nothing_of_the_pipeline() -> None:
+    folder = Path(sys.modules[ByteTokenizer.__module__].__file__ or "").parent
+    for path in folder.glob("*.py"):
+        assert "from pipeline" not in path.read_text(encoding="utf-8"), path
+
+
+def test_gates_of_one_image_are_those_of_its_file() -> None:
+    assert isinstance(GATES, ParserGates)
+    assert {case.family for case in GATES.cases} == set(GATES.file.families)
