@@ -32,7 +32,7 @@ from pipeline.hosts.fleet.playbook import connection_of
 from pipeline.hosts.fleet.tunnel import Tunnel, open_tunnel, plain_connection
 from pipeline.images.assemble.image import Built
 from pipeline.images.engine.parser_flags import find_parser_flags, flags_folder
-from pipeline.images.gate.evidence import read_evidence
+from pipeline.images.gate.evidence import Evidence, read_evidence
 from pipeline.images.gate.parsers.cases import read_parser_gates
 from pipeline.images.gate.parsers.judge import parser_doubts
 from pipeline.images.gate.state import gate_state
@@ -388,11 +388,12 @@ def warn_of_parsers(context: ServeContext, job: ServeJob) -> None:
     image, record = job.recipe.image, job.record
     if not used or image is None:
         return
-    gates = None
-    if record is not None:
+    found: list[Evidence] = []
+    # results count for this very digest only, whichever platform it is of
+    for platform in context.checkout.spec(image).platforms if record else []:
         with suppress(errors.StoreDamaged):  # the gate's own check says so
-            gates = read_evidence(context.store, image, record.platform, record.digest)
-    found = [result for result in (gates.results if gates else []) if result.gate == "parsers"]
+            gates = read_evidence(context.store, image, platform, record.digest if record else "")
+            found += [each for each in (gates.results if gates else []) if each.gate == "parsers"]
     not_judged: dict[str, str] = {}
     with suppress(errors.GateInvalid):  # an image without parsers.yaml
         not_judged = read_parser_gates(context.checkout, image).file.not_judged

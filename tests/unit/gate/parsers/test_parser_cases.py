@@ -345,3 +345,31 @@ def test_serving_warns_of_parsers_that_nobody_judged(
     said = capsys.readouterr().err
     assert ("Mind: model-engine-1x: its parsers" in said) is is_warned
     assert ("`sm120 gate run engine --only parsers`" in said) is is_warned
+
+
+@pytest.mark.parametrize(("result", "is_warned"), [(GOOD, False), (judged(), True)])
+def test_serving_asks_for_the_results_of_the_very_image(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    result: ParserResult,
+    is_warned: bool,
+) -> None:
+    folder = checkout(tmp_path).folder
+    specs = SimpleNamespace(
+        folder=folder, spec=lambda _: SimpleNamespace(platforms=["linux/amd64"])
+    )
+    context: Any = SimpleNamespace(checkout=specs, store="store")
+    launch = SimpleNamespace(arguments=["--tool-call-parser", "tags"])
+    recipe = SimpleNamespace(name="model-engine-1x", image="engine")
+    job: Any = SimpleNamespace(recipe=recipe, launch=launch, record=SimpleNamespace(digest="d"))
+    asked = []
+
+    def read(*about: object) -> Any:
+        asked.append(about)
+        return SimpleNamespace(results=[evidence(result)])
+
+    monkeypatch.setattr("pipeline.app.serve.read_evidence", read)
+    warn_of_parsers(context, job)
+    assert asked == [("store", "engine", "linux/amd64", "d")]
+    assert ("in larger steps" in capsys.readouterr().err) is is_warned

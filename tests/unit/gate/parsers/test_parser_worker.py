@@ -18,7 +18,7 @@ from pipeline.images.gate.parsers.worker.tokens import ByteTokenizer
 from pipeline.images.gate.smem.engine import EngineTree
 from pipeline.images.gate.smem.run import kept_or_asked
 from tests.unit.gate.parsers import reference
-from tests.unit.gate.parsers.test_planted import CASES, FORMATS, GATES, TOOLS
+from tests.unit.gate.parsers.test_planted_parsers import CASES, FORMATS, GATES, TOOLS
 from tests.unit.gate.smem.test_run import FACTS, ThisPython
 
 ENGINE = '''
