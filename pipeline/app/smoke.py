@@ -264,7 +264,7 @@ def _smoke_recipe(
         session.why_no_restart = session.why_no_drafting = "only with --restart"
     if not server.context.site.host:
         session.memory_bytes = server.memory_bytes
-    session.read_log = server.read_log
+    session.read_log, session.log_lines = server.read_log, len(server.read_log())
     begun = server.attempt()
     try:
         with kept_attempt(attempts_of(server.context.store), begun, "passed"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -98,6 +99,25 @@ def _different(context: click.Context, parameter: click.Parameter, value: Any) -
 
 
 COUNTS = Numbers("1,2,8", least=1)
+
+
+class Duration(click.ParamType[Any]):
+    """A time such as 90s, 30m or 8h, in seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The seconds; a number that was read before stays."""
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smh])", str(value).strip())
+        seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
+        if not seconds:
+            self.fail(f"{value!r} is not a time such as 90s, 30m or 8h", param, ctx)
+        return seconds
+
+
+DURATION = Duration()
 
 
 class _Mirror(click.Path):

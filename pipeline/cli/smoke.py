@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import click
@@ -15,25 +14,14 @@ from pipeline.cli import options
 from pipeline.cli.options import (
     ANY_PATH,
     COUNTS,
+    DURATION,
     EXISTING_FILE,
-    Read,
     flag_option,
     query,
 )
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.serving.smoke.model import SmokeResult
-
-_UNITS = {"s": 1, "m": 60, "h": 3600}
-
-
-def read_duration(text: str) -> float:
-    """Seconds of `90s`, `30m` or `8h`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
-    if not found or not (seconds := float(found[1]) * _UNITS[found[2]]):
-        raise ValueError(f"{text!r} is not a time such as 90s, 30m or 8h")
-    return seconds
-
 
 _OPTIONS = (
     click.option("--model", help="Name of the model [default: the first that the server has]."),
@@ -95,8 +83,7 @@ _OPTIONS = (
 @click.option(
     "--soak",
     "soak_s",
-    type=Read("duration", read_duration),
-    metavar="TIME",
+    type=DURATION,
     help="In place of the ladder: mixed work for so long, such as 30m or 8h.",
 )
 @click.option("--baseline", type=EXISTING_FILE, help="Compare with a recorded baseline.")

@@ -14,7 +14,7 @@ from typing import Any
 from tests.testbed.model_brain import chance
 from tests.testbed.model_eye import look_at
 from tests.testbed.model_faults_more import MORE_FAULTS
-from tests.testbed.model_faults_trial import AGENT_FAULTS, TRIAL_FAULTS
+from tests.testbed.model_faults_trial import AGENT_FAULTS, REPORTED_FAULTS, TRIAL_FAULTS
 from tests.testbed.model_server import Asked, Fault, Refusal, Reply, Token
 
 _LONG = 700  # tokens
@@ -914,4 +914,5 @@ FAULTS = [
     *MORE_FAULTS,
     *TRIAL_FAULTS,
     *AGENT_FAULTS,
+    *REPORTED_FAULTS,
 ]

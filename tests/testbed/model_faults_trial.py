@@ -275,3 +275,63 @@ TRIAL_FAULTS = [
     ),
     Fault("error in mid-stream with an end", "first-answer", chunks=_failing("out of pages", True)),
 ]
+
+
+def _permuted(when: Callable[[Asked], bool]) -> Callable[[Asked, str], str]:
+    """The code of a neighbour: the same digits in another order."""
+
+    def text(asked: Asked, text: str) -> str:
+        is_record = "code of record" in asked.text and asked.prompt_tokens > 300
+        return text[:2] + text[:1:-1] if is_record and when(asked) else text
+
+    return text
+
+
+def _kimi_id(number: Callable[[Asked], int]) -> Callable[[Asked, Reply], None]:
+    def reply(asked: Asked, reply: Reply) -> None:
+        for place, call in enumerate(reply.calls):
+            call["id"] = f"functions.{call['function']['name']}:{number(asked) + place}"
+
+    return reply
+
+
+def calls_before(asked: Asked) -> int:
+    """How many calls the conversation has."""
+    return sum(len(m.get("tool_calls") or []) for m in asked.body.get("messages", []))
+
+
+REPORTED_FAULTS = [
+    Fault("digits permuted in long prompts", "length", text=_permuted(lambda a: True)),
+    Fault(
+        "digits permuted where a text was kept",
+        "length",
+        text=_permuted(lambda a: a.cached_tokens > 200),
+    ),
+    Fault(
+        "digits permuted in texts never seen",
+        "length",
+        text=_permuted(lambda a: a.cached_tokens < 50),
+    ),
+    Fault(
+        "long answer after a long prompt loses numbers",
+        "length",
+        text=lambda a, t: (
+            ", ".join(t.split(", ")[:20] + t.split(", ")[22:])
+            if "in digits" in a.text and a.prompt_tokens > 400
+            else t
+        ),
+    ),
+    Fault("Kimi's call ids begin anew", "tools", reply=_kimi_id(lambda a: 0)),
+    Fault("Kimi's call ids count too fast", "tools", reply=_kimi_id(lambda a: 2 * calls_before(a))),
+    Fault(
+        "call ids of one conversation equal",
+        "tools",
+        reply=lambda a, r: [c.update(id="call") for c in r.calls[:1]] and None,
+    ),
+    Fault(
+        "shared prefix wrong with drafts",
+        "speculation",
+        text=lambda a, t: t[::-1] if a.is_drafting and "Report 000007," in a.text else t,
+        needs="drafts",
+    ),
+]

@@ -287,6 +287,13 @@ def _lines_of_ten(_: Asked, text: str) -> str:
     return ",\n".join(rows)
 
 
+def _kimi_ids(asked: Asked, reply: Reply) -> None:
+    """`functions.NAME:n`, counted through the conversation."""
+    before = sum(len(m.get("tool_calls") or []) for m in asked.body.get("messages", []))
+    for place, call in enumerate(reply.calls):
+        call["id"] = f"functions.{call['function']['name']}:{before + place}"
+
+
 class SlowServer(ModelServer):
     """Answers one after the other, each in ten milliseconds."""
 
@@ -333,5 +340,6 @@ MANNERS: dict[str, ModelServer] = {
     "usage in every chunk": ModelServer(Fault(chunks=_running_usage)),
     "a new line after ten numbers": ModelServer(Fault(text=_lines_of_ten)),
     "one after the other": SlowServer(),
+    "call ids of Kimi": ModelServer(Fault(reply=_kimi_ids)),
     "an end as probable as going on": EndingServer(),
 }

@@ -9,7 +9,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -74,10 +74,6 @@ class ChatClient:
     check: str = ""
     exchanges: list[Exchange] = field(default_factory=list)
     kept: KeptConnection | None = None  # carries all requests of this client, one after the other
-
-    def on_one_connection(self) -> ChatClient:
-        """The same server and the same evidence, with a connection that stays open."""
-        return replace(self, kept=KeptConnection())
 
     async def get(self, path: str, *, optional: bool = False) -> tuple[Exchange, Any]:
         """A small answer as JSON; what is `optional` may be missing: `NotOffered` is no fault."""

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError
 from pipeline.core.errors import InputInvalid
 from pipeline.core.files import write_bytes
 from pipeline.core.model import Frozen, canonical_json
+from pipeline.serving.smoke.agent_endpoints import AgentAnswer
 from pipeline.serving.smoke.chat import CHAT, ChatAnswer, Token, ask_chat
 from pipeline.serving.smoke.client import ChatClient, NotOffered, RequestRefused, Unsound
 from pipeline.serving.smoke.compare import (
@@ -95,11 +96,13 @@ class SmokeSession:
     ids: set[str] = field(default_factory=set)  # of all answers so far
     seconds_at_once: dict[int, float] = field(default_factory=dict)  # of so many streams, the best
     baseline: Baseline | None = None
+    turns: list[AgentAnswer] = field(default_factory=list)  # of an agent's conversation
     soak_s: float = 0.0  # how long a soak works
     soak: Any = None  # what it saw
     # of a container on this machine: its memory, and the lines of its log
     memory_bytes: Callable[[], int | None] | None = None
     read_log: Callable[[], Iterable[str]] | None = None
+    log_lines: int = 0  # that were written before the test
 
     async def ask(
         self, prompt: Prompt, client: ChatClient | None = None, **options: Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from itertools import permutations
 from typing import Any, NamedTuple
 
 
@@ -308,6 +309,33 @@ def haystack(sentences: int, depths: list[float], seed: int) -> Haystack:
         lines.insert(round(depth * len(lines)), _NEEDLE.format(town, secret))
         needles.append(SmokeQuestion(_NEEDLE_QUESTION.format(town), str(secret)))
     return Haystack("\n".join(lines), tuple(reversed(needles)))
+
+
+def records(count: int, seed: int, head: str = "") -> Haystack:
+    """Records whose names and codes are each other's with the digits in another order.
+
+    Whoever reads them only nearly right takes a neighbour's. `head` makes the text another one from
+    its first word on, so that nothing of it can have been kept.
+    """
+    dice = random.Random(seed)  # noqa: S311
+    names = [f"{number:05d}" for number in range(count)]
+    dice.shuffle(names)
+    digits, codes = list("123456789"), []
+    while len(codes) < count:
+        four = dice.sample(digits, 4)
+        codes += ["".join(order) for order in permutations(four)]
+    lines = [
+        f"Record R-{name}: code {code}." for name, code in zip(names, codes[:count], strict=True)
+    ]
+    asked = [round(depth * (count - 1)) for depth in (0.1, 0.4, 0.6, 0.9)]
+    questions = tuple(
+        SmokeQuestion(
+            f"What is the code of record R-{names[place]}? Answer with the number only.",
+            codes[place],
+        )
+        for place in asked
+    )
+    return Haystack("\n".join([head, *lines] if head else lines), questions)
 
 
 def agent_turns(sentences: int) -> list[tuple[str, SmokeQuestion]]:

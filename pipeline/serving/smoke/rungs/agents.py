@@ -15,11 +15,17 @@ from pipeline.serving.smoke.rungs.tools import arguments_of, without_tools
 from pipeline.serving.smoke.session import Rung, SmokeSession, optional
 
 AGENTS = Rung("agents", "An agent's conversation holds, and is not computed again at every turn")
-_LATE, _TOOL = 3, 2  # the turns with a system message, and with a tool call
+_LATE = 3  # the turn with a system message
+_WITH_TOOLS = (1, 2)  # in a stream, and whole
+_DEGREES = "17"  # what the tool says
 _MOST_TURN_TOKENS = 1024
 _TURN_SHARE = 12  # of the context for one turn
 # Hybrid models keep whole blocks of a thousand tokens, so that the end of a prompt is not kept.
 _KEPT_SHARE = 0.5
+
+
+def _has_tools(session: SmokeSession) -> bool:
+    return session.plan.quality and not without_tools(session)
 
 
 @AGENTS.check("six turns", skip=lambda s: "" if s.context_tokens else UNKNOWN_CONTEXT)
@@ -41,43 +47,39 @@ async def _six_turns(session: SmokeSession) -> str:
     answers: list[AgentAnswer] = []
     note = ""
     for number, (text, question) in enumerate(turns):
-        if number == _LATE:
-            late = {"role": "system", "content": text}
-            try:
-                messages, answer = await _turn(session, [*messages, late], question.prompt, number)
-            except RequestRefused as error:
-                if not error.is_of_field:
-                    raise
-                note = "; a late system message is refused, and was sent as the user's"
-                whole = f"<system-reminder>{text}</system-reminder>\n{question.prompt}"
-                messages, answer = await _turn(session, messages, whole, number)
-        else:
-            if number == _TOOL and session.plan.quality and not without_tools(session):
-                messages = await _tool_turn(session, messages)
-            whole = f"{text}\n\n{question.prompt}"
+        prompt, want = f"{text}\n\n{question.prompt}", question.want
+        if number in _WITH_TOOLS and _has_tools(session):
+            prompt, want = f"{text}\n\n{tasks.SCENARIOS[0].prompt}", _DEGREES
+        late = [{"role": "system", "content": text}] if number == _LATE else []
+        try:
             with nullcontext() if number else optional("no system prompt"):
-                messages, answer = await _turn(session, messages, whole, number)
-        if session.plan.quality and not question.is_right(answer.text):
-            why = f"{question.want}, not {answer.text[:80]!r}"
-            raise Unsound(f"turn {number + 1}: {question.prompt!r} is {why}")
+                asked = question.prompt if late else prompt
+                messages, answer = await _turn(session, [*messages, *late], asked, number)
+        except RequestRefused as error:
+            if not late or not error.is_of_field:
+                raise
+            note = "; a late system message is refused, and was sent as the user's"
+            asked = f"<system-reminder>{text}</system-reminder>\n{question.prompt}"
+            messages, answer = await _turn(session, messages, asked, number)
+        if session.plan.quality and want not in answer.text:
+            raise Unsound(f"turn {number + 1}: it is {want}, not {answer.text[:80]!r}")
         answers.append(answer)
-    return _require_growth(session, answers) + note
+    session.turns = answers
+    prompts = [answer.prompt_tokens for answer in answers]
+    if any(b <= a for a, b in pairwise(prompts)):
+        raise Unsound(f"each turn adds to the conversation, and usage counts {prompts}")
+    return f"{len(turns)} turns, {prompts[0]} to {prompts[-1]} tokens{note}"
 
 
 async def _turn(
     session: SmokeSession, messages: list[dict[str, Any]], prompt: str, number: int
 ) -> tuple[list[dict[str, Any]], AgentAnswer]:
-    """One more question of the user; the conversation with its answer."""
-    asked = [*messages, {"role": "user", "content": prompt}]
-    answer = await ask_messages(session.client, _body(session, asked, stream=number % 2 == 1))
-    if answer.model not in (session.model, *session.aliases):
-        raise Unsound(f"/v1/messages: asked {session.model!r}, and {answer.model!r} answered")
-    if not answer.text.strip():
-        raise Unsound(f"turn {number + 1}: the answer is empty")
-    return [*asked, {"role": "assistant", "content": answer.parts}], answer
+    """One more question of the user; the conversation with its answer.
 
-
-def _body(session: SmokeSession, messages: list[dict[str, Any]], *, stream: bool) -> dict[str, Any]:
+    As agents do: a tool that is called is run, and its result sent, until there is an answer.
+    """
+    said = [*messages, {"role": "user", "content": prompt}]
+    scenario, is_called = tasks.SCENARIOS[0], False
     tools = [
         {
             "name": tool["function"]["name"],
@@ -86,54 +88,49 @@ def _body(session: SmokeSession, messages: list[dict[str, Any]], *, stream: bool
         }
         for tool in tasks.TOOLS
     ]
-    return {
-        "model": session.model,
-        "max_tokens": session.room(64),
-        "temperature": 0,
-        "system": "You are a careful assistant. Answer briefly.",
-        "messages": messages,
-        **({"stream": True} if stream else {}),
-        **({"tools": tools} if session.plan.quality and not without_tools(session) else {}),
-    }
+    while True:
+        body = {
+            "model": session.model,
+            "max_tokens": session.room(64),
+            "temperature": 0,
+            "system": "You are a careful assistant. Answer briefly.",
+            "messages": said,
+            **({"stream": True} if number % 2 else {}),
+            **({"tools": tools} if _has_tools(session) else {}),
+        }
+        answer = await ask_messages(session.client, body)
+        if answer.model not in (session.model, *session.aliases):
+            raise Unsound(f"/v1/messages: asked {session.model!r}, and {answer.model!r} answered")
+        said.append({"role": "assistant", "content": answer.parts})
+        calls = [(call.name, arguments_of(call)) for call in answer.calls]
+        if not calls or is_called:
+            break
+        if calls != [(scenario.tool, scenario.arguments)] or scenario.prompt not in prompt:
+            raise Unsound(f"turn {number + 1}: calls of {json.dumps(calls)}")
+        is_called = True
+        result = {"type": "tool_result", "tool_use_id": answer.calls[0].id}
+        content = [{**result, "content": f"Rain, {_DEGREES} degrees"}]
+        said.append({"role": "user", "content": content})
+    if calls or not answer.text.strip():
+        raise Unsound(f"turn {number + 1}: {'a call again' if calls else 'the answer is empty'}")
+    if _has_tools(session) and scenario.prompt in prompt and not is_called:
+        raise Unsound(f"turn {number + 1}: the tool is not called: {answer.text[:80]!r}")
+    return said, answer
 
 
-async def _tool_turn(session: SmokeSession, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A call, its result, and an answer that has read it; whole and in a stream."""
-    scenario = tasks.SCENARIOS[0]
-    asked = [*messages, {"role": "user", "content": scenario.prompt}]
-    for stream in (False, True):
-        answer = await ask_messages(session.client, _body(session, asked, stream=stream))
-        calls = [(c.name, arguments_of(c)) for c in answer.calls]
-        if calls != [(scenario.tool, scenario.arguments)]:
-            how = "in a stream" if stream else "whole"
-            raise Unsound(f"/v1/messages, {how}: {scenario.prompt!r}: {json.dumps(calls)}")
-    result = {"type": "tool_result", "tool_use_id": answer.calls[0].id}
-    done = [
-        *asked,
-        {"role": "assistant", "content": answer.parts},
-        {"role": "user", "content": [{**result, "content": "Rain, 17 degrees"}]},
-    ]
-    answer = await ask_messages(session.client, _body(session, done, stream=False))
-    if "17" not in answer.text:
-        raise Unsound(f"/v1/messages: the tool said 17 degrees: {answer.text[:120]!r}")
-    return [*done, {"role": "assistant", "content": answer.parts}]
-
-
-def _require_growth(session: SmokeSession, answers: list[AgentAnswer]) -> str:
-    """Every turn is longer, and what came before is kept."""
-    prompts = [answer.prompt_tokens for answer in answers]
-    if any(b <= a for a, b in pairwise(prompts)):
-        raise Unsound(f"each turn adds to the conversation, and usage counts {prompts}")
-    told = f"{len(answers)} turns, {prompts[0]} to {prompts[-1]} tokens"
-    cached = [answer.cached_tokens for answer in answers]
-    if not session.plan.caches or not any(n is not None for n in cached):
-        return f"{told}; the server does not count cached tokens"
-    kept = [n or 0 for n in cached]
-    for number in range(_LATE, len(answers)):
+@AGENTS.check("cached tokens grow", skip=lambda s: "" if s.turns else "there was no conversation")
+async def _kept(session: SmokeSession) -> str:
+    """What came before is kept from turn to turn, also where a system message comes late."""
+    prompts = [answer.prompt_tokens for answer in session.turns]
+    counts = [answer.cached_tokens for answer in session.turns]
+    if not session.plan.caches or not any(n is not None for n in counts):
+        raise NotOffered("the server does not count cached tokens (cache_read_input_tokens)")
+    kept = [n or 0 for n in counts]
+    for number in range(_LATE, len(kept)):
         if kept[number] < _KEPT_SHARE * prompts[number - 1]:
             before = f"the turn before had {prompts[number - 1]}"
-            counts = f"{kept[number]} of {prompts[number]} tokens were kept, and {before}"
-            raise Unsound(f"turn {number + 1}: {counts}; cached tokens by turn: {kept}")
+            few = f"{kept[number]} of {prompts[number]} tokens were kept, and {before}"
+            raise Unsound(f"turn {number + 1}: {few}; cached tokens by turn: {kept}")
     if kept[-1] <= kept[_LATE]:
         raise Unsound(f"the conversation grows, and what is kept of it does not: {kept}")
-    return f"{told}; {kept[-1]} tokens of the last were kept"
+    return f"by turn: {', '.join(map(str, kept))} of {prompts[-1]} in the end"

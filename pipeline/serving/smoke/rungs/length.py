@@ -7,11 +7,18 @@ from collections import Counter
 from functools import partial
 
 from pipeline.serving.smoke.client import NotOffered, RequestRefused, Unsound
-from pipeline.serving.smoke.compare import reference
+from pipeline.serving.smoke.compare import parting, reference
 from pipeline.serving.smoke.model import ANSWER_TOKENS
 from pipeline.serving.smoke.rungs.tools import message_answer
 from pipeline.serving.smoke.session import CheckSpec, Rung, SmokeSession
-from pipeline.serving.smoke.tasks import Haystack, SmokeQuestion, additions, countings, haystack
+from pipeline.serving.smoke.tasks import (
+    Haystack,
+    SmokeQuestion,
+    additions,
+    countings,
+    haystack,
+    records,
+)
 
 LENGTH = Rung("length", "Every prompt length up to the whole context")
 _WRONG_SHARE = 0.05
@@ -20,6 +27,10 @@ _SHORT_ANSWER = 32
 _TILE, _TILES = 64, 4
 _OTHER_SUMS = 3
 _SURE_COMMAS = 0.9
+_MOST_RECORD_TOKENS = 65_536
+_MEASURED_RECORDS, _FEWEST_RECORDS = (2, 18), 24
+_WRONG_RECORDS = 1  # of eight: models take a neighbour's now and then
+_NO_QUESTION = SmokeQuestion("Say yes.", "")
 _SHORTEST_STEP = 512
 _MEASURED = (4, 40)  # sentences, at least and at most
 _CUT = re.compile(r'"truncated":\s*true')
@@ -226,6 +237,57 @@ def _walk(session: SmokeSession) -> list[CheckSpec]:
         run, why = partial(fail, tokens=n), partial(skip, tokens=n)
         walk.append(CheckSpec(f"context {n}", "mechanics", run, why))
     return walk or [CheckSpec("context", "mechanics", _batch, _unknown)]
+
+
+@LENGTH.check("needles among their like", "quality", _unknown)
+async def _among_their_like(session: SmokeSession) -> str:
+    """Records whose codes are permuted digits, with a kept text and with one never seen before."""
+    room = session.room(_SHORT_ANSWER)
+    tokens = min(contexts_of(session)[-1:] or [_MOST_RECORD_TOKENS])
+    tokens = min(tokens, _MOST_RECORD_TOKENS) - room
+    # how long a record is, the server counts
+    counts = []
+    for number in _MEASURED_RECORDS:
+        answer = await session.ask(prompt_for(records(number, 1), _NO_QUESTION), max_tokens=1)
+        counts.append(answer.prompt_tokens)
+    each = max(1.0, (counts[1] - counts[0]) / (_MEASURED_RECORDS[1] - _MEASURED_RECORDS[0]))
+    count = min(int(0.9 * (tokens - counts[0]) / each), 90_000)
+    if count < _FEWEST_RECORDS:
+        raise NotOffered(f"{tokens} tokens have no room for {_FEWEST_RECORDS} records")
+    wrong = []
+    for head in ("", "Archive {}"):
+        for number in range(len(records(_FEWEST_RECORDS, 2).needles)):
+            # a head of its own for each question, or one text for all
+            stack = records(count, 2, head.format(number))
+            answer = await session.ask(
+                prompt_for(stack, stack.needles[number]), max_tokens=room, stream=number % 2 == 1
+            )
+            if why := stack.needles[number].mistake(answer.text):
+                other = re.findall(r"\d{4}", answer.text)[-1:]
+                is_like = bool(other) and sorted(other[0]) == sorted(stack.needles[number].want)
+                kind = "with the digits in another order" if is_like else "of no such record"
+                wrong.append(f"{why}, {kind}{', text never seen before' if head else ''}")
+    if len(wrong) > _WRONG_RECORDS:
+        raise Unsound(f"{len(wrong)} of {2 * len(stack.needles)} records: {wrong[0]}")
+    return f"{count} records, {2 * len(stack.needles)} questions, {len(wrong)} wrong"
+
+
+@LENGTH.check("long answer at length", "quality", _unknown)
+async def _long_at_length(session: SmokeSession) -> str:
+    """Many tokens of an answer after a long prompt: both grow the cache."""
+    assert session.context_tokens is not None
+    most = min(session.answer_tokens, ANSWER_TOKENS, session.context_tokens // 4)
+    tokens = min([session.context_tokens, *contexts_of(session)[-1:]]) - session.room(most)
+    stack = await sized_haystack(session, tokens * 3 // 4, seed=9)
+    (question,) = countings(1, most // 5, start=300)
+    answer = await session.ask(prompt_for(stack, question), max_tokens=session.room(most))
+    session.require_clean(answer)
+    if not question.is_held(answer.text):
+        # models with few tokens for a number are cut before the end
+        shown = ", ".join(re.findall(r"\d+", answer.text))
+        if not (answer.is_cut and question.want.startswith(shown)):
+            raise Unsound(f"after a long text: {parting(question.want, shown, ('wanted', 'got'))}")
+    return f"{answer.text.count(',') + 1} numbers after {answer.prompt_tokens} tokens"
 
 
 @LENGTH.check("/v1/messages near the full context", skip=_unknown)

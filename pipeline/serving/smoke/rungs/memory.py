@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from pipeline.serving.smoke.client import NotOffered, RequestRefused, Unsound
 from pipeline.serving.smoke.rungs.length import UNKNOWN_CONTEXT, prompt_for, sized_haystack
 from pipeline.serving.smoke.rungs.streams import one_round, tools_at_once
@@ -13,6 +15,8 @@ MEMORY = Rung("memory", "What is kept of earlier prompts is right")
 _AT_ONCE = 8
 _SHORT_ANSWER = 32
 _TOO_MUCH = (400, 413, 422)
+# vLLM watches for it: docs.vllm.ai, `--jit-monitor-mode`
+_COMPILED = "jit_monitor"
 _FIRST_SEED = 1000  # of the texts that push others out
 
 
@@ -107,6 +111,19 @@ async def _pressure(session: SmokeSession) -> str:
         _require_needle(session, question, answer.text, "under pressure: ")
     again = await _ask_again(session)
     return f"after {len(others)} texts of {_tokens(session)} tokens: {again}"
+
+
+@MEMORY.check(
+    "compiles", skip=lambda s: "" if s.read_log else "the log of an address cannot be read"
+)
+async def _compiles(session: SmokeSession) -> str:
+    """Kernels that the engine compiled during the test, by its own log: each stalls everybody."""
+    assert session.read_log is not None
+    written = list(await asyncio.to_thread(session.read_log))[session.log_lines :]
+    lines = [line for line in written if _COMPILED in line]
+    if not lines:
+        return "the engine's log names no kernel that was compiled during the test"
+    return f"{len(lines)} kernels were compiled during the test, the last: {lines[-1][-120:]}"
 
 
 @MEMORY.check("restart", skip=lambda s: "" if s.restart else s.why_no_restart)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from functools import partial
 
+from pipeline.core.net.wire import KeptConnection
 from pipeline.serving.smoke.chat import ChatAnswer
 from pipeline.serving.smoke.client import WAIT, Gone, NotOffered, Unsound
 from pipeline.serving.smoke.compare import TextDifference, compare_answers, reference, written_text
@@ -108,7 +110,7 @@ async def _kept_connections(session: SmokeSession) -> str:
     bases = [reference(await session.ask_known(q.prompt, max_tokens=16)) for q in questions]
 
     async def lane(number: int) -> tuple[list[TextDifference], int]:
-        client, found = session.client.on_one_connection(), []
+        client, found = replace(session.client, kept=KeptConnection()), []
         for turn in range(_IN_TURN):
             which = turn * _CONNECTIONS + number
             answer = await session.ask(

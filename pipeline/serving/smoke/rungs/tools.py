@@ -15,6 +15,7 @@ from pipeline.serving.smoke.compare import parting
 from pipeline.serving.smoke.session import Rung, SmokeSession
 
 TOOLS_RUNG = Rung("tools", "Tool calls and reasoning arrive whole")
+_KIMI_ID = re.compile(r"functions\.(.+):(\d+)")
 _TRIES = 3  # where two answers differ that a tie may have parted
 # What parsers should have taken out of the content.
 _MARKS = re.compile(
@@ -111,22 +112,39 @@ async def _parallel(session: SmokeSession) -> str:
 
 @TOOLS_RUNG.check("tool result", "quality", without_tools)
 async def _result(session: SmokeSession) -> str:
-    """The result of a call comes back to the model."""
-    first = await session.ask(tasks.SCENARIOS[0].prompt, tools=tasks.TOOLS)
-    require_call(first, tasks.SCENARIOS[0])
-    call = first.calls[0]
-    function = {"name": call.name, "arguments": call.arguments}
-    calls = [{"id": call.id, "type": "function", "function": function}]
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": tasks.SCENARIOS[0].prompt},
-        {"role": "assistant", "content": "", "tool_calls": calls},
-        {"role": "tool", "tool_call_id": call.id, "content": "Rain, 17 degrees"},
-    ]
-    answer = await session.ask(messages, tools=tasks.TOOLS)
-    require_no_marks(answer)
-    if "17" not in answer.text:
-        raise Unsound(f"the tool said 17 degrees, the answer is {answer.text[:120]!r}")
-    return "the result of a call is in the answer"
+    """The results of two calls, one after the other, come back to the model.
+
+    Kimi counts its calls through a conversation (`functions.NAME:0`, then `:1`), and goes wrong
+    where an engine writes other ids: MoonshotAI/Kimi-K2, docs/tool_call_guidance.md.
+    """
+    messages: list[dict[str, Any]] = []
+    ids: list[str] = []
+    results = ("Rain, 17 degrees", "The lamp is at 40.")
+    for scenario, said in zip(tasks.SCENARIOS, results, strict=False):
+        messages.append({"role": "user", "content": scenario.prompt})
+        first = await session.ask(messages, tools=tasks.TOOLS)
+        require_call(first, scenario)
+        (call,) = first.calls
+        function = {"name": call.name, "arguments": call.arguments}
+        calls = [{"id": call.id, "type": "function", "function": function}]
+        messages += [
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": call.id, "content": said},
+        ]
+        answer = await session.ask(messages, tools=tasks.TOOLS)
+        require_no_marks(answer)
+        want = re.findall(r"\d+", said)[0]
+        if want not in answer.text:
+            raise Unsound(f"the tool said {said!r}, the answer is {answer.text[:120]!r}")
+        messages.append({"role": "assistant", "content": answer.text})
+        named = _KIMI_ID.fullmatch(call.id)
+        if named and (named[1] != call.name or int(named[2]) != len(ids)):
+            want = f"functions.{call.name}:{len(ids)}"
+            raise Unsound(f"the call {len(ids) + 1} of a conversation is {call.id!r}, not {want!r}")
+        ids.append(call.id)
+    if len(set(ids)) != len(ids):
+        raise Unsound(f"two calls of one conversation have the id {ids[0]!r}")
+    return f"the results of {len(ids)} calls are in the answers; ids {', '.join(ids)}"
 
 
 @TOOLS_RUNG.check("thinking", "quality", _without_reasoning)

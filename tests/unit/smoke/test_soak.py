@@ -1,0 +1,91 @@
+"""A soak finds what only time shows, judges what it has when it is stopped, and blames no other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipeline.serving.smoke.ladder import run_ladder
+from pipeline.serving.smoke.model import SmokeResult
+from pipeline.serving.smoke.rungs import soak
+from pipeline.serving.smoke.rungs.first import FIRST
+from pipeline.serving.smoke.rungs.soak import SOAK
+from tests.testbed.model_server import Asked, Fault, ModelServer, Reply, Token, listening
+from tests.unit.smoke.ladder_runs import PLAN, open_session
+
+_SECONDS = 3.0
+
+
+def _soaked(
+    server: ModelServer, seconds: float = _SECONDS, meanwhile: Callable[[], Any] | None = None
+) -> SmokeResult:
+    async def run() -> SmokeResult:
+        async with listening(server) as url:
+            session = open_session(url, PLAN)
+            session.soak_s = seconds
+            if meanwhile:
+                asyncio.get_running_loop().call_later(1.0, meanwhile)
+            return await run_ladder(session, url, (FIRST, SOAK), say=lambda _: None)
+
+    return asyncio.run(run())
+
+
+def _late(number: int, change: Callable[[Asked, Reply], None]) -> Callable[[Asked, Reply], None]:
+    return lambda asked, reply: change(asked, reply) if asked.number > number else None
+
+
+def _emptied(_: Asked, reply: Reply) -> None:
+    reply.text, reply.tokens, reply.calls, reply.finish = "", [], [], "stop"
+
+
+def _changed(asked: Asked, reply: Reply) -> None:
+    reply.tokens = [Token("blorb", -0.1, [("x", -3.0)]), *reply.tokens]
+    reply.text = "".join(token.text for token in reply.tokens)
+
+
+def test_a_sound_server_passes_a_soak_and_its_memory_is_told() -> None:
+    result = _soaked(ModelServer(delay_s=0.01))
+    checks = {check.name: (check.verdict, check.message) for check in result.rungs[1].checks}
+    assert result.failures() == []
+    assert result.last_good == "soak"
+    assert "left by the client" in checks["mixed work"][1]
+    assert checks["silent-empty turns"] == ("passed", "none")
+    assert checks["memory"][0] == "passed"
+    # evidence stays small however long it takes
+    assert result.exchanges < 300
+
+
+@pytest.mark.parametrize(
+    ("fault", "check"),
+    [
+        (Fault(reply=_late(60, _emptied)), "silent-empty turns"),
+        (Fault(reply=_late(60, _changed)), "drift"),
+        (Fault(delay_s=lambda a: 0.5 if a.number > 150 else 0.01), "speed"),
+        (Fault(memory_bytes=lambda a: 2e9 + 2e7 * a.number), "memory"),
+        (
+            Fault(reply=_late(60, lambda a, r: setattr(r, "model", "other-2"))),
+            "mixed work",
+        ),
+    ],
+    ids=["empty", "drift", "slow", "memory", "model"],
+)
+def test_what_goes_wrong_later_is_found(
+    fault: Fault, check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soak, "_FEWEST", 3)
+    result = _soaked(ModelServer(fault), 6.0 if check == "speed" else _SECONDS)
+    assert [c.name for c in result.failures()] == [check]
+
+
+def test_ctrl_c_ends_a_soak_with_what_was_found() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    result = _soaked(ModelServer(delay_s=0.01), 60.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    checks = {check.name: check for check in result.rungs[1].checks}
+    assert "stopped by Ctrl-C, 1 min 0 s were asked for" in checks["mixed work"].message
+    assert checks["drift"].verdict == "passed"
+    assert (result.seconds < 30, signal.getsignal(signal.SIGINT)) == (True, before)
