@@ -57,6 +57,7 @@ class QualityChoices:
     tool_choice: str | None = None
     seed: int | None = None
     texts: int | None = None
+    places: int | None = None
     at_once: int | None = None
     least_valid: float | None = None
     least_agreement: float | None = None

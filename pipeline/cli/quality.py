@@ -51,6 +51,11 @@ _OPTIONS = (
         help=f"Texts of a recorded reference [default: {_PLAN.texts}].",
     ),
     click.option(
+        "--places",
+        type=click.IntRange(1, 1000),
+        help=f"Places in each text of it [default: {_PLAN.places}].",
+    ),
+    click.option(
         "--at-once", type=click.IntRange(1, 256), help="Concurrent requests [default: 4]."
     ),
     click.option(

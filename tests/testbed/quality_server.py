@@ -94,7 +94,9 @@ class QualityServer:
 
     def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, bytes, str]:
         value: Any = {"error": "there is no such page"}
-        if path == "/v1/models":
+        if path == "/health":
+            value = {"status": "ok"}
+        elif path == "/v1/models":
             value = {"data": [{"id": MODEL}]}
         elif path == "/tokenize":
             value = {"tokens": list(range(len(tokenize(body["prompt"]))))}

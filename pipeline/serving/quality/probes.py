@@ -40,12 +40,17 @@ def probes(model: ModelText | None, texts: int, places: int, seed: int) -> list[
         if model is None:
             contents = [text]
         else:
-            tools = [WEATHER, FERRY] if answer.get("tool_calls") else None
             try:
+                tools = [WEATHER, FERRY] if answer.get("tool_calls") else None
                 start = model.render([question], tools)
                 text = model.render([question, answer], tools, add_generation_prompt=False)
+                if tools and contents[0] not in text[len(start) :]:
+                    # a template without calls: prose in their place
+                    question, answer, contents = _exchange(dice, number + 1)
+                    start = model.render([question])
+                    text = model.render([question, answer], add_generation_prompt=False)
             except TemplateRefused:
-                # a template without tools; the plain text is a text, too
+                # the plain text is a text, too
                 contents = [text]
         # a generation prompt may open a thought that a finished turn does not have
         pairs = enumerate(zip(start, text, strict=False))
@@ -57,9 +62,9 @@ def probes(model: ModelText | None, texts: int, places: int, seed: int) -> list[
         ]
         protocol = [place for place in found if place[1]]
         prose = [place for place in found if not place[1]]
-        # half of them protocol, where there is as much
-        most_prose = max(places - min(len(protocol), places // 2), places - len(prose))
-        chosen = [*_spread(protocol, places - most_prose), *_spread(prose, most_prose)]
+        # half of them protocol, where there is as much; more where there is no other
+        marks = min(len(protocol), max(places // 2, places - len(prose)))
+        chosen = [*_spread(protocol, marks), *_spread(prose, places - marks)]
         made.append(Probe(text, tuple(sorted(chosen))))
     return made
 
@@ -70,9 +75,11 @@ def _exchange(dice: Random, number: int) -> tuple[dict[str, Any], dict[str, Any]
     cargo, day, count = dice.choice(_CARGO), dice.choice(_DAYS), dice.randint(2, 60)
     if number % 3 == 0:
         question = f"What is the weather in {city}? We are {count} persons and go on {day}."
-        name, arguments = dice.choice(
-            [("get_weather", {"city": city, "unit": "celsius"}), ("book-ferry", {"persons": count})]
-        )
+        calls: list[tuple[str, dict[str, Any]]] = [
+            ("get_weather", {"city": city, "unit": "celsius"}),
+            ("book-ferry", {"persons": count}),
+        ]
+        name, arguments = dice.choice(calls)
         function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
         call = {"id": f"functions.{name}:0", "type": "function", "function": function}
         answer = {"role": "assistant", "content": "", "tool_calls": [call]}

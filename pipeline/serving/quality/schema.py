@@ -50,13 +50,14 @@ def _fault(schema: Any, value: Any, at: str, root: Any, depth: int) -> str:
     if unknown := sorted(set(schema) - _NOTES - _JUDGED):
         raise SchemaUnknown(f"{at or 'the schema'}: {', '.join(unknown[:4])} is not understood")
     here, given = at or "the value", schema.get
+    wanted: Any = given("type", [])
 
     def below(part: Any, each: Any, name: str = at) -> str:
         return _fault(part, each, name, root, depth + 1)
 
     if (ref := given("$ref")) and (fault := below(_named(root, ref), value)):
         return fault
-    kinds = [given("type")] if isinstance(given("type"), str) else list(given("type") or [])
+    kinds: list[str] = [wanted] if isinstance(wanted, str) else list(wanted)
     if kinds and not any(_is(value, kind) for kind in kinds):
         return f"{here}: is {_shown(value)}, not {' or '.join(kinds)}"
     if "enum" in schema and not any(same_json(value, each) for each in schema["enum"]):
@@ -102,11 +103,12 @@ def _fault(schema: Any, value: Any, at: str, root: Any, depth: int) -> str:
                 return f"{here}: has {_shown(name)}, which it must not"
             if fault := below(fields.get(name, others), each, f"{at}.{name}".lstrip(".")):
                 return fault
-    for what, size, least, most in sizes:
-        if given(least) is not None and size < given(least):
-            return f"{here}: {what}{size} is less than {given(least)}"
-        if given(most) is not None and size > given(most):
-            return f"{here}: {what}{size} is more than {given(most)}"
+    for what, size, low, high in sizes:
+        least, most = given(low), given(high)
+        if least is not None and size < least:
+            return f"{here}: {what}{size} is less than {least}"
+        if most is not None and size > most:
+            return f"{here}: {what}{size} is more than {most}"
     return ""
 
 

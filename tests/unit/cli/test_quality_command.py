@@ -62,7 +62,15 @@ def test_a_sound_server_passes_all_parts_and_the_result_is_stated(
     with running(QualityServer()) as url:
         done = sm120("quality", url, "--weights", weights, "--record", reference)
         assert (done.code, done.out) == (0, f"{reference}: 768 places of counter-1\n")
-        told = ["--weights", weights, "--reference", reference, "--output", kept, *SMALL]
+        told: list[str | Path] = [
+            "--weights",
+            weights,
+            "--reference",
+            reference,
+            "--output",
+            kept,
+            *SMALL,
+        ]
         done = sm120("quality", "run", url, *told, "--json")
     result = json.loads(done.out)
     assert (done.code, result["verdict"]) == (0, "passed")
@@ -87,7 +95,7 @@ def test_a_fault_ends_with_its_part_and_a_code_of_its_own(
     with running(QualityServer()) as url:
         sm120("quality", url, "--weights", weights, "--record", reference)
     with running(QualityServer(fault(name))) as url:
-        told = ["--weights", weights, "--reference", reference, *SMALL]
+        told: list[str | Path] = ["--weights", weights, "--reference", reference, *SMALL]
         done = sm120("quality", url, *told, "--only", fault(name).part)
     assert done.code == 92
     assert f"{fault(name).part}: " in done.err
@@ -99,7 +107,7 @@ def test_the_statement_of_a_result_is_verified_and_a_changed_one_is_found(
 ) -> None:
     kept = tmp_path / "kept"
     with running(QualityServer()) as url:
-        told = ["--weights", weights, "--output", kept, "--only", "tokens"]
+        told: list[str | Path] = ["--weights", weights, "--output", kept, "--only", "tokens"]
         assert sm120("quality", url, *told).code == 0
     done = sm120("verify", kept)
     # of an address nobody knows what served, and nobody signed it
@@ -115,7 +123,7 @@ def test_a_run_that_was_stopped_goes_on_with_what_is_finished(
     sm120: Command, tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, server = tmp_path / "kept", QualityServer()
-    told = ["--weights", weights, "--output", kept, *SMALL]
+    told: list[str | Path] = ["--weights", weights, "--output", kept, *SMALL]
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -177,12 +185,12 @@ def test_a_report_shows_the_numbers_with_their_bars(
     kept = tmp_path / "kept"
     with running(QualityServer()) as url:
         sm120("quality", url, "--weights", weights, "--output", kept, *SMALL)
-    targets = ["--output", tmp_path / "r.html", "--output", tmp_path / "r.md"]
+    targets: list[str | Path] = ["--output", tmp_path / "r.html", "--output", tmp_path / "r.md"]
     done = sm120("report", "--quality", kept, *targets)
     assert done.code == 0, done.err
     text = (tmp_path / "r.md").read_text()
     assert "## Quality" in text
-    assert "| valid, streamed | 100.0% [98.1%, 100.0%] | ≥ 98.0% |" in text
+    assert "| valid, streamed | 100.0% \\[98.1%, 100.0%\\] | ≥ 98.0% |" in text
     assert "18 of 18 counts exact" in (tmp_path / "r.html").read_text()
     assert sm120("verify", tmp_path / "r.html").code in (0, 72, 73)
     (kept / "quality.json").write_text("{}")
