@@ -98,11 +98,10 @@ def render_markdown(data: ReportData) -> bytes:
         parts += ["### Evidence", _table(("What", "State", "Digest", "Message"), links)]
     if data.quality:
         head = ("model", "part", "verdict", "what", "value, 95 % interval", "bar", "vendor")
-        rows = [
-            [_escaped(t) for t in (q.model, q.part, q.verdict, q.what, q.value, q.bar, q.vendor)]
-            for q in data.quality
-        ]
-        parts += ["## Quality", _table(head, rows)]
+        values = (
+            (q.model, q.part, q.verdict, q.what, q.value, q.bar, q.vendor) for q in data.quality
+        )
+        parts += ["## Quality", _table(head, [[_escaped(v) for v in row] for row in values])]
     if data.attempts:
         parts += ["## Attempts", _attempts(data.attempts)]
     return ("\n\n".join(parts) + "\n").encode()
