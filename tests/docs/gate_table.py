@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pipeline.images.gate.numerics import read_numeric_cases
+from pipeline.images.gate.parsers.cases import read_parser_gates
 from pipeline.images.gate.smem.cases import read_gates
 from pipeline.images.spec.checkout import Checkout
 from tests.docs.pages import ROOT
 
 BEGIN, END = "<!-- cases: begin -->", "<!-- cases: end -->"
-_HEAD = """| image | cases of shared memory | of numerics | accepted kernels |
-|---|---|---|---|
+_HEAD = """| image | cases of shared memory | of numerics | of parsers | accepted kernels |
+|---|---|---|---|---|
 """
 
 
@@ -29,4 +30,6 @@ def _row(checkout: Checkout, image: str) -> str:
     gates = read_gates(checkout, image)
     accepted = sum(len(gate.accepted) for gate in gates.gates.values())
     numeric = read_numeric_cases(checkout, image, gates)
-    return f"| `{image}` | {len(gates.cases())} | {len(numeric)} | {accepted} |\n"
+    answers = read_parser_gates(checkout, image).cases
+    counts = (len(gates.cases()), len(numeric), len(answers), accepted)
+    return f"| `{image}` | {' | '.join(map(str, counts))} |\n"

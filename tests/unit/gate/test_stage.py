@@ -169,3 +169,22 @@ def test_a_card_that_does_not_exist_is_refused_with_those_that_do(
     ended = sm120("gate", "run", "engine", "--only", "arch", "--arch", card)
     assert ended.code == 2
     assert "sm_121" in ended.err
+
+
+def test_parsers_that_could_not_be_judged_are_kept_as_unknown(
+    sm120: Command, tmp_path: Path
+) -> None:
+    make(tmp_path, ["parsers"], "plain.so")
+    ended = build(sm120)
+    assert ended.error == "GateInvalid"
+    assert "has no parsers to judge" in ended.err
+    (result,) = record(tmp_path)["results"]
+    assert (result["gate"], result["verdict"]) == ("parsers", "unknown")
+    assert "has no parsers to judge" in result["message"]
+
+
+def test_gate_run_names_what_is_missing_to_judge_parsers(sm120: Command, tmp_path: Path) -> None:
+    make(tmp_path, ["parsers"], "plain.so")
+    ended = sm120("--store", tmp_path / "store", "gate", "run", "engine", "--only", "parsers")
+    assert ended.error == "GateInvalid"
+    assert "holds no parsers.yaml" in ended.err
