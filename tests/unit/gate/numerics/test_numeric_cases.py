@@ -12,6 +12,7 @@ import yaml
 
 from pipeline.core.errors import GateInvalid
 from pipeline.images.gate.numerics import read_numeric_cases
+from pipeline.images.gate.patches import PARSERS
 from pipeline.images.gate.smem.cases import KernelCase, read_gates
 from pipeline.images.spec.checkout import Checkout
 from tests.unit.gate.smem.test_cases import CASE, read
@@ -108,7 +109,8 @@ def test_every_gate_that_proves_a_patch_also_has_its_numbers_compared(image: str
     result = read_numeric_cases(checkout, image, read_gates(checkout, image))
     patches = checkout.series(checkout.spec(image)).patches
     assert patches
-    for patch in patches:
+    # parsers compute nothing
+    for patch in (each for each in patches if not (each.gate or "").startswith(PARSERS)):
         assert patch.gate in {case.gate for case in result}, patch.file
 
 
