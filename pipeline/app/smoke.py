@@ -220,7 +220,7 @@ def _smoke_address(
     session = request.session(Address.read(url), request.expectations.plan(recipe))
     begun = smoke_attempt(recipe) if recipe else None
     with kept_attempt(attempts_of(workspace.store()), begun, "passed") if begun else nullcontext():
-        result = _climbed(request, session, url, show, begun)
+        result = _tested(request, session, url, show, begun)
         if isinstance(result, SmokeResult):
             try:
                 folder = request.keep or workspace.store().root / "smoke" / new_id()
@@ -268,7 +268,7 @@ def _smoke_recipe(
     begun = server.attempt()
     try:
         with kept_attempt(attempts_of(server.context.store), begun, "passed"):
-            result = _climbed(request, session, server.url, show, begun)
+            result = _tested(request, session, server.url, show, begun)
             if isinstance(result, SmokeResult):
                 if request.soak_s:
                     log.say("A soak is not stated beside the image; --output keeps its result.")
@@ -290,11 +290,11 @@ def _smoke_recipe(
         raise
 
 
-def _climbed(
+def _tested(
     request: SmokeRequest, session: SmokeSession, url: str, show: OnResult, begun: Begun | None
 ) -> SmokeResult | Baseline:
     """Run the rungs, and keep and show the result; or record a baseline instead."""
-    log.say(f"Climbing at {url}")
+    log.say(f"Testing {url}")
     if path := request.record:
 
         async def recorded() -> Baseline:
@@ -570,7 +570,7 @@ def _status(engine: ContainerEngine, context: ServeContext, recipe: Recipe) -> S
     if status is None:
         raise errors.NothingServed(
             f"{name}: nothing of it is served here",
-            f"`sm120 serve {name}` starts it; `sm120 smoke {name} --serve` does so for the climb.",
+            f"`sm120 serve {name}` starts it; `sm120 smoke {name} --serve` does so for the test.",
         )
     if status.built == "other":
         raise errors.ImageDiffers(f"{status.container}: {status.why}")

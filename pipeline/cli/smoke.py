@@ -34,7 +34,7 @@ _OPTIONS = (
     flag_option("--reasoning", help="Expect a model that thinks before it answers."),
     flag_option("--vision", help="Expect a model that sees pictures."),
     flag_option("--text-only", help="Leave pictures out, also if the model sees."),
-    flag_option("--quick", help="Climb in small steps, for a slow machine."),
+    flag_option("--quick", help="Small steps, for a slow machine."),
     click.option("--streams", type=COUNTS, help="Concurrent requests, such as 1,2,8,64."),
     click.option("--contexts", type=COUNTS, help="Prompt lengths to walk, in tokens."),
     click.option(
