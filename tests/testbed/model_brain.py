@@ -56,8 +56,8 @@ def solve(text: str, seed: object = 0) -> str:
         body = next(code for phrase, code in _CODE.items() if phrase in found[2])
         return f"```python\ndef {found[1]}(n):\n    {body}\n```"
     if "Invent" in text:
-        words = (*_SUBJECTS, *_VERBS, *_OBJECTS)
-        return " ".join(words[chance("ship", seed, n) % len(words)] for n in range(6)) + "."
+        known = (*_SUBJECTS, *_VERBS, *_OBJECTS)
+        return " ".join(known[chance("ship", seed, n) % len(known)] for n in range(6)) + "."
     if "random number" in text:
         return str(chance("random", seed) % 1_000_000 + 1)
     return _prose(text)

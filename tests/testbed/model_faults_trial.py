@@ -287,10 +287,13 @@ def _permuted(when: Callable[[Asked], bool]) -> Callable[[Asked, str], str]:
     return text
 
 
-def _kimi_id(number: Callable[[Asked], int]) -> Callable[[Asked, Reply], None]:
+def _kimi_id(
+    number: Callable[[Asked], int], head: str = "functions."
+) -> Callable[[Asked, Reply], None]:
     def reply(asked: Asked, reply: Reply) -> None:
         for place, call in enumerate(reply.calls):
-            call["id"] = f"functions.{call['function']['name']}:{number(asked) + place}"
+            name = call["function"]["name"] if head == "functions." else ""
+            call["id"] = f"{head}{name}:{number(asked) + place}"
 
     return reply
 
@@ -326,7 +329,7 @@ REPORTED_FAULTS = [
     Fault(
         "call ids of one conversation equal",
         "tools",
-        reply=lambda a, r: [c.update(id="call") for c in r.calls[:1]] and None,
+        reply=_kimi_id(lambda a: 0, "call"),
     ),
     Fault(
         "shared prefix wrong with drafts",

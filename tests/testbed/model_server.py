@@ -245,7 +245,8 @@ class ModelServer:
                 self.active -= 1
                 is_active = False
                 reuses += 1
-                if re.search("connection: close", head, re.I) or b"HTTP/1.0" in answer[:8]:
+                ends = b"HTTP/1.0" in answer[:8] or b"Connection: close" in answer[:300]
+                if ends or re.search("connection: close", head, re.I):
                     break
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
@@ -372,7 +373,7 @@ class ModelServer:
         reply.prompt_tokens, reply.id = asked.prompt_tokens, f"answer-{asked.number}"
         reply.cached_tokens = min(asked.cached_tokens, asked.prompt_tokens - 1)
         _cut(reply, asked.body)
-        thought = len(tokenize(reply.reasoning)) + sum(len(str(c)) for c in reply.calls)
+        thought = len(tokenize(reply.reasoning)) + sum(len(tokenize(str(c))) for c in reply.calls)
         reply.completion_tokens = len(reply.tokens) + thought
         self.fault.reply(asked, reply)
         return reply
@@ -526,10 +527,10 @@ def _messages(asked: Asked, fault: Fault, reply: Reply) -> bytes:
     if not asked.is_stream:
         body = {**head, "content": blocks, "stop_reason": stop, "usage": usage}
         return _http(200, json.dumps(fault.body(asked, body), ensure_ascii=False).encode())
-    start = {**head, "content": [], "stop_reason": None, "usage": usage}
+    start: dict[str, Any] = {**head, "content": [], "stop_reason": None, "usage": usage}
     events: list[Any] = [{"type": "message_start", "message": start}]
     for place, block in enumerate(blocks):
-        empty = {"text": ""} if block["type"] == "text" else {"input": {}}
+        empty: dict[str, Any] = {"text": ""} if block["type"] == "text" else {"input": {}}
         at = {"index": place}
         events.append({"type": "content_block_start", **at, "content_block": {**block, **empty}})
         if block["type"] == "text":
@@ -575,7 +576,8 @@ def _responses(asked: Asked, fault: Fault, reply: Reply) -> bytes:
     events: list[Any] = [{"type": "response.created", "response": {**body, "output": []}}]
     for place, item in enumerate(output):
         at = {"output_index": place}
-        added = {**item, **({"content": []} if "content" in item else {"arguments": ""})}
+        empty: dict[str, Any] = {"content": []} if "content" in item else {"arguments": ""}
+        added = {**item, **empty}
         events.append({"type": "response.output_item.added", **at, "item": added})
         if item["type"] == "message":
             kind, deltas = "response.output_text", [t.text for t in reply.tokens]

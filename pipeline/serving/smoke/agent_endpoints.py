@@ -73,7 +73,8 @@ def _joined_message(events: list[dict[str, Any]]) -> dict[str, Any]:
     inputs: dict[int, str] = {}
     for event in events:
         kind, place = event.get("type"), event.get("index") or 0
-        delta = event.get("delta") if isinstance(event.get("delta"), dict) else {}
+        given = event.get("delta")
+        delta: dict[str, Any] = given if isinstance(given, dict) else {}
         usage = event.get("usage")
         if kind == "message_start" and isinstance(event.get("message"), dict):
             usage = event["message"].get("usage")
@@ -136,8 +137,9 @@ async def ask_responses(client: ChatClient, body: Mapping[str, Any]) -> AgentAns
         if is_stream and got != want and (got or kind == "output_text"):
             raise Unsound(f"/v1/responses: deltas of {got[:60]!r}, and in the end {want[:60]!r}")
     usage = value.get("usage") if isinstance(value.get("usage"), dict) else {}
-    counts = [usage.get(name) for name in ("input_tokens", "output_tokens", "total_tokens")]
-    if not all(isinstance(n, int) and n > 0 for n in counts) or sum(counts[:2]) != counts[2]:
+    given = [usage.get(name) for name in ("input_tokens", "output_tokens", "total_tokens")]
+    counts = [n for n in given if isinstance(n, int) and n > 0]
+    if len(counts) < len(given) or sum(counts[:2]) != counts[2]:
         raise Unsound(f"/v1/responses: usage does not add up: {usage}")
     details = usage.get("input_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None

@@ -213,6 +213,8 @@ def _joined(
     first: float | None = None
     for at, choice in ((at, choice) for at, chunk in chunks for choice in chunk.choices[:1]):
         part = (choice.delta if is_stream else choice.message) or _Message()
+        if finish and (part.content or part.reasoning_content or part.reasoning or part.tool_calls):
+            raise Unsound(f"a stream goes on after its finish_reason {finish!r}")
         content.append(part.content)
         reasoning.append(part.reasoning_content or part.reasoning or "")
         for number, call in enumerate(part.tool_calls or []):

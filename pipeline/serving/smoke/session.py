@@ -124,6 +124,9 @@ class SmokeSession:
             raise Unsound(f"asked {self.model!r}, and {answer.model!r} answered")
         if "stream_options" in body and answer.usage is None:
             raise Unsound("a stream was asked for its usage (stream_options), and has none")
+        if answer.usage and answer.usage.completion_tokens > body["max_tokens"]:
+            counts = f"{answer.usage.completion_tokens} tokens, of at most {body['max_tokens']}"
+            raise Unsound(f"usage counts {counts}")
         if len(answer.ids) > 1:
             raise Unsound(f"the chunks of one stream have several ids: {sorted(answer.ids)[:3]}")
         if again := self.ids & answer.ids:

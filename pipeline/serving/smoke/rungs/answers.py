@@ -31,6 +31,7 @@ _LONGEST_CODE_S = 20.0
 # Many answers are as good, so that whoever samples gives others each time.
 _INVENT = "Invent a ship with a strange name, and say in one sentence where it sails."
 _HOT, _DRAWS = 1.5, 4
+_BOTH = (False, True, True)  # whole, and twice as a stream
 _LEAST_SHARE = 0.1  # of the most probable token: engines leave out others before they sample
 _BY_CHANCE = 1e-4  # all draws equal
 _MISREAD_SHARE = 0.05
@@ -40,7 +41,7 @@ _SCHEMA_ASKS = 4  # times the questions of the plan: what fails once in ten must
 @ANSWERS.check("logprobs")
 async def _logprobs(session: SmokeSession) -> str:
     prompt = tasks.countings(2)[1].prompt
-    options = {"logprobs": True, "top_logprobs": 5, "max_tokens": _LOGPROB_TOKENS}
+    options: dict[str, Any] = {"logprobs": True, "top_logprobs": 5, "max_tokens": _LOGPROB_TOKENS}
     with optional("no logprobs"):
         answer = await session.ask(prompt, **options)
     tokens = answer.tokens
@@ -56,6 +57,11 @@ async def _logprobs(session: SmokeSession) -> str:
     if why := tokens_fault(answer):
         raise Unsound(why)
     _require_counted(answer)
+    if max(len(token.top) for token in tokens) < options["top_logprobs"]:
+        raise Unsound(f"5 of top_logprobs were asked for: {[text for text, _ in tokens[0].top]}")
+    stream = await session.ask(prompt, stream=True, **options)
+    if not stream.tokens:
+        raise Unsound(f"{len(tokens)} tokens have logprobs, in a stream none")
     session.has_logprobs = True
     return f"{len(tokens)} tokens, the most probable ones chosen"
 
@@ -82,7 +88,7 @@ async def _repeat(session: SmokeSession) -> str:
 @ANSWERS.check("temperature 0")
 async def _greedy(session: SmokeSession) -> str:
     """Where many answers are nearly as good, a server that takes any shows it."""
-    texts = [written_text(await session.ask(_RANDOM, max_tokens=16)) for _ in range(3)]
+    texts = [written_text(await session.ask(_RANDOM, max_tokens=16, stream=s)) for s in _BOTH]
     # two that are equally probable may take turns
     if len(set(texts)) == 3:
         raise Unsound(f"at temperature 0 three answers: {texts}")
@@ -91,9 +97,9 @@ async def _greedy(session: SmokeSession) -> str:
 
 @ANSWERS.check("seed")
 async def _seed(session: SmokeSession) -> str:
-    options = {"temperature": 1.0, "seed": 1234, "max_tokens": 64}
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 1234, "max_tokens": 64}
     with optional("no seed"):
-        texts = [written_text(await session.ask(_RANDOM, **options)) for _ in range(3)]
+        texts = [written_text(await session.ask(_RANDOM, **options, stream=s)) for s in _BOTH]
     # best effort, as OpenAI says it: only where no two agree is it ignored
     if len(set(texts)) == 3:
         raise Unsound(f"one seed gave three answers: {texts}")
@@ -115,7 +121,7 @@ async def _temperature(session: SmokeSession) -> str:
     # nothing says how sure a model is that cannot think
     if not is_known and not session.plan.quality:
         raise NotOffered("without logprobs nobody knows how sure the model is")
-    options = {"temperature": _HOT, "top_p": 1, "max_tokens": 32}
+    options: dict[str, Any] = {"temperature": _HOT, "top_p": 1, "max_tokens": 32}
     with optional("no temperature"):
         draws = [written_text(await session.ask(_INVENT, **options)) for _ in range(_DRAWS)]
     if len(set(draws)) == 1:

@@ -11,7 +11,7 @@ from pipeline.serving.smoke.session import Rung, SmokeSession
 from pipeline.serving.smoke.tasks import countings
 
 FIRST = Rung("first-answer", "The server is there and answers")
-_FIRST, _SHORT = 256, 4  # tokens
+_FIRST, _SHORT, _LONGER = 256, 4, 24  # tokens
 _TRIES = 3
 _FINISHES = ("stop", "length")
 
@@ -113,13 +113,14 @@ async def _usage(session: SmokeSession) -> str:
 @FIRST.check("token limit")
 async def _limit(session: SmokeSession) -> str:
     """A token limit is kept, counted and named: what later rungs count depends on it."""
-    for stream in (False, True):
-        answer = await session.ask(countings(1)[0].prompt, max_tokens=_SHORT, stream=stream)
+    for most, stream in ((_SHORT, False), (_SHORT, True), (_LONGER, False), (_LONGER, True)):
+        prompt = countings(1, 2 * _LONGER)[0].prompt
+        answer = await session.ask(prompt, max_tokens=most, stream=stream)
         how = "in a stream" if stream else "whole"
-        require_sound_answer(session, answer, _SHORT)
+        require_sound_answer(session, answer, most)
         if answer.finish != "length" and (session.plan.quality or answer.is_empty):
-            raise Unsound(f"cut at {_SHORT} tokens, {how}: finish_reason is {answer.finish!r}")
-    return f"cut at {_SHORT} tokens"
+            raise Unsound(f"cut at {most} tokens, {how}: finish_reason is {answer.finish!r}")
+    return f"cut at {_SHORT} and at {_LONGER} tokens"
 
 
 @FIRST.check("one stream")

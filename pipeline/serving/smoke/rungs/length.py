@@ -177,31 +177,32 @@ async def _long_answer(session: SmokeSession) -> str:
     most = min(session.answer_tokens, ANSWER_TOKENS)
     # a number and its comma are two tokens at least, so that the limit ends it
     (question,) = countings(1, most // 2, start=200)
-    answer = await session.ask(question.prompt, max_tokens=session.room(most), stream=True)
-    session.require_clean(answer)
-    if any(dots in answer.text for dots in ("...", "…")):
-        raise NotOffered(f"this model leaves numbers out: {answer.text[-60:]!r}")
-    if answer.is_cut and not answer.text.strip():
-        raise NotOffered("all tokens went into thinking")
-    numbers, is_right = re.findall(r"\d+", answer.text), question.is_held(answer.text)
-    if answer.is_cut:
-        # all that was counted before the limit is right; some say first what they will do
-        first, second, _ = question.want.split(", ", 2)
-        found = re.search(rf"{first}\D{{1,3}}{second}\D.*", answer.text, re.S)
-        is_right = found is not None and not any(c.isalpha() for c in found[0])
-        counted = ", ".join(re.findall(r"\d+", found[0])) if found else ""
-        is_right = is_right and question.want.startswith(counted)
-    # some begin a new line now and then, and none leaves out one comma of hundreds
-    gaps = Counter(re.findall(r"(?<=\d)\D+(?=\d)", answer.text))
-    commas = sum(n for gap, n in gaps.items() if "," in gap)
-    lost = [gap for gap in gaps if "," not in gap and not any(c in gap for c in "\n.;:")]
-    if lost and is_right and commas > _SURE_COMMAS * sum(gaps.values()):
-        place = re.search(rf"\d+{re.escape(lost[0])}\d+", answer.text)
-        raise Unsound(f"a comma is lost at {place[0] if place else ''!r}, of {commas}")
-    if not is_right:
-        end = answer.text[-60:]
-        raise Unsound(f"{len(numbers)} numbers, {answer.finish!r}: it ends with {end!r}")
-    return f"{len(numbers)} numbers in a stream"
+    for stream in (True, False):
+        answer = await session.ask(question.prompt, max_tokens=session.room(most), stream=stream)
+        session.require_clean(answer)
+        if any(dots in answer.text for dots in ("...", "…")):
+            raise NotOffered(f"this model leaves numbers out: {answer.text[-60:]!r}")
+        if answer.is_cut and not answer.text.strip():
+            raise NotOffered("all tokens went into thinking")
+        numbers, is_right = re.findall(r"\d+", answer.text), question.is_held(answer.text)
+        if answer.is_cut:
+            # all that was counted before the limit is right; some say first what they will do
+            first, second, _ = question.want.split(", ", 2)
+            found = re.search(rf"{first}\D{{1,3}}{second}\D.*", answer.text, re.S)
+            is_right = found is not None and not any(c.isalpha() for c in found[0])
+            counted = ", ".join(re.findall(r"\d+", found[0])) if found else ""
+            is_right = is_right and question.want.startswith(counted)
+        # some begin a new line now and then, and none leaves out one comma of hundreds
+        gaps = Counter(re.findall(r"(?<=\d)\D+(?=\d)", answer.text))
+        commas = sum(n for gap, n in gaps.items() if "," in gap)
+        lost = [gap for gap in gaps if "," not in gap and not any(c in gap for c in "\n.;:")]
+        if lost and is_right and commas > _SURE_COMMAS * sum(gaps.values()):
+            place = re.search(rf"\d+{re.escape(lost[0])}\d+", answer.text)
+            raise Unsound(f"a comma is lost at {place[0] if place else ''!r}, of {commas}")
+        if not is_right:
+            ends = f"it ends with {answer.text[-60:]!r}"
+            raise Unsound(f"{len(numbers)} numbers, {answer.finish!r}: {ends}")
+    return f"{len(numbers)} numbers, in a stream and whole"
 
 
 @LENGTH.check("longer than one batch", skip=_unknown)

@@ -132,6 +132,8 @@ async def _kept_connections(session: SmokeSession) -> str:
 async def hang_ups(session: SmokeSession) -> str:
     """Users press stop: what they left takes no place, and ends up in nobody else's answer."""
     number = min(_PROMPTS, max(session.plan.streams))
+    # one alone first: the next request may be the one that suffers
+    await session.hang_up(countings(1, _LONG_COUNT, start=4000)[0].prompt, 2)
     begin = time.monotonic()
     await one_round(session, number)
     patience = _PATIENCE * (time.monotonic() - begin) + session.plan.limits.first_token_s
