@@ -355,6 +355,14 @@ def make_job(context: ServeContext, recipe: Recipe, after: str | None = None) ->
         gates = gate_state(context.store, built.plan.spec, built, has_patches=has_patches)
     if recipe.hardware.cards:
         fit = plan_fit(recipe, overrides, model_in(recipe, weights, checkout))
+    # the CUDA branch that the image compiles with at run time
+    runs_on = pick_platform(checkout.spec(recipe.image), platform)
+    versions = {
+        pin.name: pin.version
+        for spec in checkout.chain(recipe.image, runs_on)
+        for pin in current_lock(checkout, spec, runs_on).wheels
+    }
+    compiler = next((versions[name] for name in _CUDA_COMPILERS if name in versions), None)
     return ServeJob(
         recipe=recipe,
         launch=with_nccl,
@@ -364,7 +372,7 @@ def make_job(context: ServeContext, recipe: Recipe, after: str | None = None) ->
         weights=weights,
         timeout_s=options.timeout_s,
         flags=_refused(checkout, launch),
-        cuda=_cuda(checkout, recipe.image, platform),
+        cuda=".".join(compiler.split(".")[:2]) if compiler else None,
         gates=gates,
         cards=options.cards,
         address=ANYWHERE if options.lan else LOOPBACK,
@@ -441,15 +449,3 @@ def _refused(checkout: Checkout, launch: Launch) -> Known[tuple[str, ...]]:
     except errors.RecipeInvalid as error:
         return unknown(f"{error}. {error.hint}")
     return tuple(str(problem) for problem in check_flags(launch, parser))
-
-
-def _cuda(checkout: Checkout, image: str, platform: str | None) -> str | None:
-    """The CUDA branch that an image compiles with at run time."""
-    platform = pick_platform(checkout.spec(image), platform)
-    versions = {
-        pin.name: pin.version
-        for spec in checkout.chain(image, platform)
-        for pin in current_lock(checkout, spec, platform).wheels
-    }
-    found = next((versions[name] for name in _CUDA_COMPILERS if name in versions), None)
-    return ".".join(found.split(".")[:2]) if found else None

@@ -156,7 +156,15 @@ def verify_weights(
         if checked[i].report.is_whole:
             continue
         with hints_of_folder(_WRITABLE, _MODE):
-            repaired += _repaired(place, checked[i], neighbours, offline, dry_run)
+            # these load the HTTP client, which a verify that finds nothing wrong does not need
+            from pipeline.weights.check.repair import RouteSupply, repair_damage
+            from pipeline.weights.transfer.sources import open_routes
+
+            client, routes = open_routes(place.lock, neighbours=neighbours, offline=offline)
+            verb = "What a repair would take" if dry_run else "Repairing"
+            with log.step(f"{verb}: {place.lock.name}"):
+                supply = RouteSupply(routes, client)
+                repaired += repair_damage(place, checked[i], supply, dry_run=dry_run)
         if not dry_run:
             # without `full`: what was read a moment ago has a receipt
             again = WeightsVerifyOptions(only=only, exclude=exclude, jobs=request.jobs)
@@ -187,19 +195,6 @@ def _verified(
     with log.step(f"Verifying {place.lock.name}, {log.size(place.lock.size_bytes)}"):
         # others of the folder: files that belong to them are expected
         return prove(place, request, [p for p in places if p != place])
-
-
-def _repaired(
-    place: LockedFolder, checked: Checked, neighbours: tuple[str, ...], offline: bool, dry_run: bool
-) -> list[Repaired]:
-    # these load the HTTP client, which a verify that finds nothing wrong does not need
-    from pipeline.weights.check.repair import RouteSupply, repair_damage
-    from pipeline.weights.transfer.sources import open_routes
-
-    client, routes = open_routes(place.lock, neighbours=neighbours, offline=offline)
-    verb = "What a repair would take" if dry_run else "Repairing"
-    with log.step(f"{verb}: {place.lock.name}"):
-        return repair_damage(place, checked, RouteSupply(routes, client), dry_run=dry_run)
 
 
 def require_whole(reports: Sequence[VerifyReport | ScrubSlice], hint: str = "") -> None:

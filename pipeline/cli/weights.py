@@ -92,7 +92,17 @@ def weights_lock_command(
     if own := [name for name in names if name.startswith((".", "/", "~"))]:
         if len(own) < len(names) or save or include or exclude or check or dry_run:
             raise click.UsageError("a folder is locked whole, by itself and without options")
-        return _lock_folders(own, as_json)
+        from pipeline.weights.disk.receipt import lock_folder
+        from pipeline.weights.transfer.lookup import LockResult
+
+        locks = [lock_folder(Path(name).expanduser()) for name in own]
+        if as_json:
+            results = [LockResult(lock=lock, warnings=[]) for lock in locks]
+            return say_json([_lock_json(app.weights_hub.LockedSet(each, [])) for each in results])
+        for name, lock in zip(own, locks, strict=True):
+            count, size = log.count(len(lock.files), "file"), log.size(lock.size_bytes)
+            click.echo(f"{name}: {count}, {size}, locked as {lock.name}; {lock.seal}")
+        return None
     if check:
         rows = app.weights_hub.check_weights_locks(workspace, names)
         if as_json:
@@ -113,19 +123,6 @@ def weights_lock_command(
         _show_lock(each, dry_run)
         if each.spec_file:
             click.echo(f"spec: {each.spec_file}")
-
-
-def _lock_folders(names: Sequence[str], as_json: bool) -> None:
-    from pipeline.weights.disk.receipt import lock_folder
-    from pipeline.weights.transfer.lookup import LockResult
-
-    locks = [lock_folder(Path(name).expanduser()) for name in names]
-    if as_json:
-        results = [LockResult(lock=lock, warnings=[]) for lock in locks]
-        return say_json([_lock_json(app.weights_hub.LockedSet(each, [])) for each in results])
-    for name, lock in zip(names, locks, strict=True):
-        count, size = log.count(len(lock.files), "file"), log.size(lock.size_bytes)
-        click.echo(f"{name}: {count}, {size}, locked as {lock.name}; {lock.seal}")
 
 
 def _own_spec(

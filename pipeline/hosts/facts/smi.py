@@ -116,6 +116,14 @@ def _gpu(index: int, card: Element, capabilities: Known[dict[str, str]]) -> Gpu:
         first = next((v for v in values if not isinstance(v, Unknown)), values[0])
         return then(first, lambda value: float(value.split()[0]))
 
+    # why the clocks are held down now; an idle card is not held down
+    slowed_by: Known[list[str]] = unknown("nvidia-smi has no clocks_event_reasons")
+    # renamed by R535
+    for parent in ("clocks_throttle_reasons", "clocks_event_reasons"):
+        if (node := card.find(parent)) is not None:
+            active = {x.tag for x in node if (x.text or "").strip() == "Active"}
+            prefix = parent.removesuffix("s") + "_"
+            slowed_by = sorted({tag.removeprefix(prefix) for tag in active} - {"gpu_idle"})
     address = then(text("pci/pci_bus_id"), plain_address)
     capability = then(address, lambda place: then(capabilities, lambda table: table[place]))
     link, errors = "pci/pci_gpu_link_info", "ecc_errors"
@@ -140,7 +148,7 @@ def _gpu(index: int, card: Element, capabilities: Known[dict[str, str]]) -> Gpu:
             remapped_failure=is_on("remapped_rows/remapped_row_failure"),
         ),
         recovery_action=text("gpu_recovery_action"),
-        slowed_by=_slowed_by(card),
+        slowed_by=slowed_by,
         link=Link(
             generation=whole(f"{link}/pcie_gen/current_link_gen"),
             generation_max=whole(f"{link}/pcie_gen/max_link_gen"),
@@ -163,17 +171,6 @@ def _gpu(index: int, card: Element, capabilities: Known[dict[str, str]]) -> Gpu:
             memory_max_mhz=whole("max_clocks/mem_clock"),
         ),
     )
-
-
-def _slowed_by(card: Element) -> Known[list[str]]:
-    """Why the clocks are held down now; an idle card is not held down."""
-    # renamed by R535
-    for parent in ("clocks_event_reasons", "clocks_throttle_reasons"):
-        if (node := card.find(parent)) is not None:
-            active = {x.tag for x in node if (x.text or "").strip() == "Active"}
-            prefix = parent.removesuffix("s") + "_"
-            return sorted({tag.removeprefix(prefix) for tag in active} - {"gpu_idle"})
-    return unknown("nvidia-smi has no clocks_event_reasons")
 
 
 def read_matrix(text: str, *, peers: bool = False) -> Known[dict[str, str]]:

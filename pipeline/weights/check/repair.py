@@ -306,7 +306,14 @@ def _patch(
                 stop = min(at + min(max(bad_blocks, 1), _MOST_BLOCKS) * BLOCK_BYTES, size)
                 asked.append((at, stop))
                 for route in supply.routes:
-                    data = _read_range(route, pin, (at, stop), supply.client)
+                    try:
+                        got = fetch_range([route], pin, at, stop, client=supply.client)
+                        data = b"".join(got)
+                    except Interrupted:
+                        raise
+                    except PipelineError as error:  # the next source may have it
+                        log.say(f"  {error}")
+                        data = b""
                     while (block := data[:BLOCK_BYTES]) and fits(at, block):
                         write_at(made, block, at)
                         data, at, bad_blocks = data[BLOCK_BYTES:], at + len(block), bad_blocks + 1
@@ -327,16 +334,6 @@ def _patch(
     ranges = merged(asked)
     how = f"{log.count(len(ranges), 'range')} fetched"
     return Repaired(path=pin.path, how=how, fetched_bytes=sum(b - a for a, b in ranges))
-
-
-def _read_range(route: Route, pin: FilePin, span: Span, client: NetClient) -> bytes:
-    try:
-        return b"".join(fetch_range([route], pin, *span, client=client))
-    except Interrupted:
-        raise
-    except PipelineError as error:  # the next source may have it
-        log.say(f"  {error}")
-        return b""
 
 
 def _read_block(handle: int, start: int, stop: int) -> bytes:

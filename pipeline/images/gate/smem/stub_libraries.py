@@ -161,9 +161,16 @@ def shared_object(soname: str, symbols: Sequence[tuple[str, str]], machine: int)
     index = {version: i + 2 for i, version in enumerate(versions)}
     numbers = [0, *(index.get(version, 1) for version, _ in symbols)]
     described = [i for i, (_, symbol) in enumerate(symbols) if symbol.startswith(_TYPE_INFO)]
+    # System V's hash table, a bucket for each symbol; index 0 means none. The old form of table:
+    # simpler than GNU's, and the loader reads both
+    size = len(symbols) + 1
+    buckets, chains = [0] * size, [0] * size
+    for i, (_, symbol) in enumerate(symbols, start=1):
+        bucket = _elf_hash(symbol) % size
+        chains[i], buckets[bucket] = buckets[bucket], i
     pieces = {
         "symbols": bytes(24 * (count + 1)),
-        "hash": _hash_table([symbol for _, symbol in symbols]),
+        "hash": struct.pack(f"<{2 + 2 * size}I", size, size, *buckets, *chains),
         "versym": struct.pack(f"<{count + 1}H", *numbers),
         "verdef": definitions,
         "strings": strings,
@@ -230,17 +237,6 @@ def _returning(scratch: int, here: int, machine: int) -> bytes:
         code = struct.pack("<I", 0x10000000 | (bits & 3) << 29 | bits >> 2 << 5)
         code += bytes.fromhex("c0035fd6")
     return code.ljust(_SLOT_BYTES, b"\0")
-
-
-def _hash_table(names: Sequence[str]) -> bytes:
-    """System V's hash table, a bucket for each symbol; index 0 means none."""
-    # the old form of table: simpler than GNU's, and the loader reads both
-    count = len(names) + 1
-    buckets, chains = [0] * count, [0] * count
-    for i, name in enumerate(names, start=1):
-        bucket = _elf_hash(name) % count
-        chains[i], buckets[bucket] = buckets[bucket], i
-    return struct.pack(f"<{2 + 2 * count}I", count, count, *buckets, *chains)
 
 
 def _elf_hash(name: str) -> int:

@@ -74,17 +74,6 @@ def recomputed(folder: Path, run: BenchRun) -> list[RecomputedTrial]:
     return trials
 
 
-def recomputed_intervals(run: BenchRun, sound: Sequence[RecomputedTrial]) -> list[ChangedField]:
-    """Intervals that do not follow from the trials, as these are computed again."""
-    changed, trials = [], iter(sound)
-    for c, cell in enumerate(run.cells):
-        sound_intervals = intervals([next(trials).trial for _ in cell.trials])
-        now = {n: i.model_dump(mode="json") for n, i in cell.intervals.items()}
-        again = {n: i.model_dump(mode="json") for n, i in sound_intervals.items()}
-        changed += _changed(f"/cells/{c}/intervals", now, again)
-    return changed
-
-
 def _changed(place: str, now: object, again: object) -> list[ChangedField]:
     """Fields below a place that do not follow; other machines may add up in another order."""
     one, other = fields_of(now), fields_of(again)
@@ -155,7 +144,14 @@ def recomputed_run(folder: Path, run: BenchRun) -> RecomputedRun:
     """The numbers of a run again, from the requests in its folder."""
     trials = recomputed(folder, run)
     changed = [change for trial in trials for change in trial.changed]
-    return RecomputedRun(trials, changed + recomputed_intervals(run, trials))
+    # intervals that do not follow from the trials, as these are computed again
+    rest = iter(trials)
+    for c, cell in enumerate(run.cells):
+        sound_intervals = intervals([next(rest).trial for _ in cell.trials])
+        now = {n: i.model_dump(mode="json") for n, i in cell.intervals.items()}
+        again = {n: i.model_dump(mode="json") for n, i in sound_intervals.items()}
+        changed += _changed(f"/cells/{c}/intervals", now, again)
+    return RecomputedRun(trials, changed)
 
 
 @dataclass(frozen=True)
