@@ -37,7 +37,7 @@ from pipeline.serving.quality.agreement import (
 from pipeline.serving.quality.model import PartName, QualityPlan, QualityResult
 from pipeline.serving.quality.probes import probes
 from pipeline.serving.quality.run import PartJob, quality_run, run_quality
-from pipeline.serving.quality.scores import ImportedScores, Published, read_scores
+from pipeline.serving.quality.scores import ImportedScores, PublishedScore, read_scores
 from pipeline.serving.quality.session import QualitySession
 from pipeline.serving.quality.texts import served_text
 from pipeline.serving.quality.token_counts import judge_tokens
@@ -183,7 +183,7 @@ def _jobs(request: QualityRequest, text: ModelText | None, why: str) -> dict[Par
 
 
 def import_scores(
-    path: Path, published: Published | None, metric: str | None
+    path: Path, published: PublishedScore | None, metric: str | None
 ) -> tuple[ImportedScores, FileStatement]:
     """Hold the scores of another program against a published one, and state it beside the file.
 

@@ -19,7 +19,7 @@ from pipeline.core import log
 from pipeline.core.errors import QualityFailed, QualityUnknown
 from pipeline.serving.quality.model import PARTS, QualityPlan, QualityResult
 from pipeline.serving.quality.run import plan_sentence
-from pipeline.serving.quality.scores import Published
+from pipeline.serving.quality.scores import PublishedScore
 
 _PLAN = QualityPlan()
 
@@ -174,7 +174,7 @@ def quality_import_command(
     bar = None
     if published is not None and source is not None:
         try:
-            bar = Published.model_validate(
+            bar = PublishedScore.model_validate(
                 {"value": published, "tolerance": tolerance, "source": source}
             )
         except ValidationError as error:

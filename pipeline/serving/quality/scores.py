@@ -23,7 +23,7 @@ _Z = 1.959963984540054
 _MOST_SCORES, _MOST_TEXT = 1000, 300
 
 
-class Published(Frozen):
+class PublishedScore(Frozen):
     """A vendor's number for a task, and how far below it a sound server may be."""
 
     value: Share
@@ -50,7 +50,7 @@ class ImportedScores(Frozen):
     model: str
     parameters: dict[str, str]  # as the program wrote them
     scores: Annotated[list[Score], Field(min_length=1)]
-    published: Published | None = None
+    published: PublishedScore | None = None
 
     @property
     def verdict(self) -> RunVerdict:
@@ -59,7 +59,7 @@ class ImportedScores(Frozen):
 
 
 def read_scores(
-    path: Path, published: Published | None = None, metric: str | None = None
+    path: Path, published: PublishedScore | None = None, metric: str | None = None
 ) -> ImportedScores:
     """The scores of a file, of whichever program; `metric` chooses one of several."""
     try:

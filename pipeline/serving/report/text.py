@@ -98,11 +98,11 @@ def render_markdown(data: ReportData) -> bytes:
         parts += ["### Evidence", _table(("What", "State", "Digest", "Message"), links)]
     if data.quality:
         head = ("model", "part", "verdict", "what", "value, 95 % interval", "bar", "vendor")
-        rows = [
+        shown = [
             [_escaped(t) for t in (q.model, q.part, q.verdict, q.what, q.value, q.bar, q.vendor)]
             for q in data.quality
         ]
-        parts += ["## Quality", _table(head, rows)]
+        parts += ["## Quality", _table(head, shown)]
     if data.attempts:
         parts += ["## Attempts", _attempts(data.attempts)]
     return ("\n\n".join(parts) + "\n").encode()

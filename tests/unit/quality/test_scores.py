@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import ScoresInvalid
-from pipeline.serving.quality.scores import Published, read_scores
+from pipeline.serving.quality.scores import PublishedScore, read_scores
 from tests.unit.support import Command
 
 LM_EVAL = {
@@ -50,9 +50,9 @@ INSPECT = {
 SOURCE = "https://example.com/model-card"
 
 
-def bar(value: float, tolerance: float = 0.0) -> Published:
+def bar(value: float, tolerance: float = 0.0) -> PublishedScore:
     given = {"value": value, "tolerance": tolerance, "source": SOURCE}
-    return Published.model_validate(given)
+    return PublishedScore.model_validate(given)
 
 
 def write(folder: Path, value: Any) -> Path:
