@@ -51,7 +51,7 @@ class ChatTemplate:
         import jinja2
 
         given = {
-            "messages": template_messages(messages),
+            "messages": self.messages(messages),
             "tools": _plain(tools) if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
@@ -73,6 +73,29 @@ class ChatTemplate:
         except RecursionError as error:
             raise TemplateUnusable("the chat template calls itself without an end") from error
         return "".join(parts)
+
+    @staticmethod
+    def messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Messages of a request as templates get them.
+
+        The arguments of a call travel as text and are an object in templates: vLLM and SGLang read
+        them before rendering. Reasoning has several names.
+        """
+        result = []
+        for message in _plain(messages):
+            for call in message.get("tool_calls") or []:
+                function = call.get("function", call)
+                if isinstance(function.get("arguments"), str):
+                    try:
+                        data = function["arguments"].encode()
+                        function["arguments"] = read_json(data, most_bytes=_MOST_TEXT)
+                    except JsonInvalid as error:
+                        raise TemplateRefused(f"the arguments of a call: {error}") from error
+            thought = next((message[k] for k in _REASONING if message.get(k) is not None), None)
+            if thought is not None:
+                message = {"thinking": thought, **message, "reasoning_content": thought}
+            result.append(message)
+        return result
 
     @cached_property
     def _compiled(self) -> Any:
@@ -123,29 +146,6 @@ class ChatTemplate:
             return environment.from_string(self.source)
         except jinja2.exceptions.TemplateSyntaxError as error:
             raise TemplateUnusable(f"the chat template, line {error.lineno}: {error}") from error
-
-
-def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages of a request as templates get them.
-
-    The arguments of a call travel as text and are an object in templates: vLLM and SGLang read
-    them before rendering. Reasoning has several names.
-    """
-    result = []
-    for message in _plain(messages):
-        for call in message.get("tool_calls") or []:
-            function = call.get("function", call)
-            if isinstance(function.get("arguments"), str):
-                try:
-                    data = function["arguments"].encode()
-                    function["arguments"] = read_json(data, most_bytes=_MOST_TEXT)
-                except JsonInvalid as error:
-                    raise TemplateRefused(f"the arguments of a call: {error}") from error
-        thought = next((message[k] for k in _REASONING if message.get(k) is not None), None)
-        if thought is not None:
-            message = {"thinking": thought, **message, "reasoning_content": thought}
-        result.append(message)
-    return result
 
 
 def _plain(value: Any) -> Any:
