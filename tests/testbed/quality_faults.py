@@ -134,6 +134,8 @@ AGREEMENT_FAULTS = [
     QualityFault("swapped once in eight", "agreement", logits=_swapped(0.125)),
     QualityFault("wrong after marks", "agreement", logits=_swapped(1.0, ends=">")),
     QualityFault("flat", "agreement", logits=lambda k, _: dict.fromkeys(k, -math.log(len(k)))),
+    QualityFault("NaN", "agreement", is_nan=True),
+    QualityFault("NaN, as chats have it", "agreement", is_nan=True, writes_legacy=False),
     QualityFault("no log probabilities", "agreement", has_logprobs=False),
 ]
 FAULTS = [*TOKEN_FAULTS, *SCHEMA_FAULTS, *AGREEMENT_FAULTS]

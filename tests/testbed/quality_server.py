@@ -57,6 +57,7 @@ class QualityFault:
     logits: Callable[[dict[str, float], str], dict[str, float]] = same
     has_usage: bool = True
     has_logprobs: bool = True
+    is_nan: bool = False  # all logits are: JSON has null for that
     writes_legacy: bool = True  # as vLLM writes log probabilities of completions
 
 
@@ -112,8 +113,10 @@ class QualityServer:
         if not self.fault.has_logprobs:
             return {"choices": [{"text": "x", "logprobs": None}]}
         known = self.fault.logits(follows(body["prompt"]), body["prompt"])
-        top = sorted(known.items(), key=lambda item: -item[1])[: body["logprobs"]]
+        top: Any = sorted(known.items(), key=lambda item: -item[1])[: body["logprobs"]]
         first, logprob = top[0]
+        if self.fault.is_nan:
+            top, logprob = [(word, None) for word, _ in top], None
         if self.fault.writes_legacy:
             given: Any = {
                 "tokens": [first],

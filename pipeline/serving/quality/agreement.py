@@ -60,7 +60,7 @@ class _Legacy(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     tokens: list[str]
-    token_logprobs: list[float | None]
+    token_logprobs: list[float]
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
@@ -76,19 +76,23 @@ def first_token(value: Any) -> Token:
     """The token that a completion begins with; llama.cpp writes it as chats have it."""
     try:
         given = value["choices"][0]["logprobs"]
-        if "content" in given:
+        is_chat = "content" in given
+        if not given["content" if is_chat else "tokens"]:
+            raise LookupError("there is no token")
+    except (LookupError, TypeError) as error:
+        raise NotOffered(f"{_COMPLETIONS} gives no log probabilities") from error
+    try:
+        if is_chat:
             chosen = _Chosen.model_validate(given["content"][0])
             top = tuple((each.token, each.logprob) for each in chosen.top_logprobs)
             token = Token(chosen.token, chosen.logprob, top)
         else:
             legacy = _Legacy.model_validate(given)
             others = (legacy.top_logprobs or [None])[0] or {}
-            logprob = legacy.token_logprobs[0]
-            token = Token(
-                legacy.tokens[0], -1e9 if logprob is None else logprob, (*others.items(),)
-            )
+            token = Token(legacy.tokens[0], legacy.token_logprobs[0], (*others.items(),))
     except (LookupError, TypeError, ValidationError) as error:
-        raise NotOffered(f"{_COMPLETIONS} gives no log probabilities") from error
+        # NaN is no number in JSON: llama.cpp writes null, and answers all the same
+        raise Unsound("a log probability is no number: the logits may be NaN") from error
     if not token.top:
         raise NotOffered(f"{_COMPLETIONS} names only the token that it chose")
     if fault := logprobs_fault([token]):
