@@ -607,7 +607,7 @@ FAULTS = [
         "answers",
         text=_when(lambda a: _counts_long(a) and a.times > 0 and "174" in a.text, _corrupted),
     ),
-    Fault("500 every tenth request", "answers", asked=_refuse(lambda a: a.number % 10 == 0)),
+    Fault("500 every tenth request", "first-answer", asked=_refuse(lambda a: a.number % 10 == 0)),
     Fault(
         "stop words ignored",
         "answers",

@@ -268,9 +268,9 @@ FRESH_FAULTS = [
         ),
     ),
     Fault(
-        "everything wrong after 447 requests",
+        "everything wrong after 453 requests",
         "agents",
-        text=_text(lambda a: a.number > 447, _plus_one),
+        text=_text(lambda a: a.number > 453, _plus_one),
     ),
     Fault(
         "streams wait three seconds from eight at once on",

@@ -56,6 +56,13 @@ def test_a_tiny_server_passes_every_rung_and_the_result_is_json(
     assert json.loads((tmp_path / "kept" / "smoke.json").read_bytes()) == result
 
 
+def test_a_soak_is_in_place_of_the_ladder_and_its_result_is_json(sm120: Command) -> None:
+    with _running(ModelServer(can_count_only=True)) as url:
+        done = sm120("smoke", url, "--no-quality", *SMALL, "--soak", "2s", "--json")
+    result = json.loads(done.out)
+    assert (done.code, [rung["name"] for rung in result["rungs"]]) == (0, ["first-answer", "soak"])
+
+
 def test_a_broken_server_ends_with_the_rung_and_a_code_of_its_own(sm120: Command) -> None:
     fault = next(f for f in FAULTS if f.name == "content null")
     with _running(ModelServer(fault)) as url:
@@ -141,6 +148,9 @@ def test_smoke_and_bench_take_the_same_words_for_an_address(target: str, is_serv
         (("tiny-cpuu",), "UnknownRecipe"),
         (("http://gpu1:8000", "--recipe", "nobody"), "UnknownRecipe"),
         (("http://gpu1:8000", "--serve"), ""),
+        (("http://gpu1:8000", "--soak", "30"), ""),
+        (("http://gpu1:8000", "--soak", "0m"), ""),
+        (("http://gpu1:8000", "--soak", "30m", "--record", "base.json"), ""),
         (("http://gpu1:8000", "--up-to", "stream"), ""),
         (("tiny-cpu", "--on", "rig1", "--serve", "--weights", "here"), ""),
     ],

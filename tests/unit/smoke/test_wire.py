@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from pipeline.core.errors import InputInvalid
-from pipeline.core.net.wire import Address, AnswerLost, Raw, send
-from pipeline.serving.smoke.client import Unsound
+from pipeline.core.net.wire import Address, AnswerLost, KeptConnection, Raw, send
+from pipeline.serving.smoke.client import ChatClient, Unsound
+from tests.testbed.model_server import ModelServer, listening
 from tests.unit.smoke.streamed import events_of
 
 
@@ -163,3 +164,24 @@ def test_the_last_line_need_not_end() -> None:
 def test_a_stream_without_its_end_is_refused(stream: bytes) -> None:
     with pytest.raises(Unsound, match="DONE"):
         _events(stream)
+
+
+def test_one_connection_carries_several_requests_and_a_client_may_hang_up() -> None:
+    server = ModelServer()
+
+    async def run() -> tuple[int, int, int]:
+        async with listening(server) as url:
+            client = ChatClient(Address.read(url), kept=KeptConnection())
+            for _ in range(3):
+                await client.get("/health")
+            assert client.kept is not None
+            client.kept.close()
+            used = server.connections
+            words = {"role": "user", "content": "Write the numbers from 1 to 400 in digits."}
+            body = {"messages": [words], "max_tokens": 900, "stream": True}
+            await ChatClient(Address.read(url)).hang_up("/v1/chat/completions", body, 2)
+            for _ in range(200):
+                await asyncio.sleep(0)
+            return used, client.kept.reuses, server.cancels
+
+    assert asyncio.run(run()) == (1, 2, 1)
