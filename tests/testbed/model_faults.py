@@ -782,7 +782,9 @@ FAULTS = [
         "streams",
         body=_usage_lost_later,
         chunks=lambda a, c: [
-            x for x in c if isinstance(x, bytes) or not x.get("usage") or a.number <= 120
+            x
+            for x in c
+            if isinstance(x, bytes) or "type" in x or not x.get("usage") or a.number <= 150
         ],
     ),
     Fault("garbage late in a long answer", "length", text=_when(_any, _late)),

@@ -29,11 +29,17 @@ def _skipped(result: SmokeResult) -> dict[str, str]:
         ("no logprobs, no counts in streams", {"logprobs", "usage in streams"}),
         (
             "no health, no messages",
-            {"health", "/v1/messages", "/v1/messages near the full context", "six turns"},
+            {
+                "health",
+                "/v1/messages",
+                "/v1/messages near the full context",
+                "six turns",
+                "cached tokens grow",
+            },
         ),
         (
             "no schemas, seeds or system prompts",
-            {"conversation", "seed", "JSON by schema", "six turns"},
+            {"conversation", "seed", "JSON by schema", "six turns", "cached tokens grow"},
         ),
         ("comments, and events of several lines", {"connections that stay open"}),
         ("pieces of three bytes", set()),
