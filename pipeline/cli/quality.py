@@ -42,7 +42,7 @@ _OPTIONS = (
     click.option(
         "--tool-choice",
         type=click.Choice(["auto", "required"]),
-        help="`required` lets the engine force a call [default: auto].",
+        help="Let the engine force a call with `required` [default: auto].",
     ),
     click.option("--seed", type=click.IntRange(0), help="Seed of cases and texts [default: 26]."),
     click.option(

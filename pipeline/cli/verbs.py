@@ -166,7 +166,7 @@ RECIPE = {
 QUALITY = {
     "run": Verb(
         "quality:quality_run_command",
-        "Compare a server with its model's own template, schemas and a reference.",
+        "Compare a server with its model's template and a reference.",
         "recipe",
     ),
     "import": Verb(
@@ -427,7 +427,7 @@ _QUALITY_EPILOG = """\b
 The first verb may be left out:
   sm120 quality http://127.0.0.1:8000 --weights /models/kimi
   sm120 quality http://trusted:8000 --record reference.json
-  sm120 quality import results.json --published 0.89 --tolerance 0.02 --source URL"""
+  sm120 quality import results.json --published 0.89 --source URL"""
 _HOST_EPILOG = """\b
 Once for each system of your hosts, then for all of them:
   sm120 host lock --target ubuntu-24.04/amd64 --repository URL --keyring KEY

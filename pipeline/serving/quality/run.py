@@ -111,7 +111,7 @@ def quality_lines(path: Path) -> list[QualityLine]:
         data = file.read_bytes()
         result = QualityResult.model_validate_json(data)
     except (OSError, ValidationError) as error:
-        hint = "Name the folder of `sm120 quality --output`."
+        hint = "Name the folder of `sm120 quality run --output`."
         raise ScoresInvalid(f"{file}: is no result of `sm120 quality`", hint) from error
     about = {"model": result.model, "digest": sha256_of(data)}
     lines = []

@@ -97,6 +97,8 @@ ROWS: Mapping[str, Row] = {
     "load": _IMAGE,
     "plan": _IMAGE,
     "publish": Row("a name that was typed", (NAME, f"127.0.0.1:9/{NAME}:v1")),
+    "quality import": Row("a file of others", ("{json}",)),
+    "quality run": _URL,
     "recipe attempts": Row("what was served before", ()),
     "recipe flags": _IMAGE,
     "recipe list": Row("recipes of others", ("--recipes", "{folder}")),

@@ -126,8 +126,8 @@ def test_every_command_is_found_again_with_two_letters_swapped(
 ) -> None:
     *before, name = path
     swapped = name[:-2] + name[-1] + name[-2]
-    if before == ["bench"] or swapped == name:
-        return  # what is no verb of bench is a recipe
+    if before in (["bench"], ["quality"]) or swapped == name:
+        return  # what is no verb of these is a recipe
     assert f"`sm120 {' '.join(path)}`" in sm120(*before, swapped).err
 
 
