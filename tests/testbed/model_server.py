@@ -11,8 +11,9 @@ import asyncio
 import base64
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import takewhile
@@ -605,3 +606,27 @@ async def listening(server: ModelServer) -> AsyncIterator[str]:
     finally:
         running.close()
         await running.wait_closed()
+
+
+@contextmanager
+def in_thread(server: Any) -> Iterator[str]:
+    """The address of a server with a `handle`, which runs in a thread of its own."""
+    address: list[str] = []
+    ready, stop = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        async with listening(server) as url:
+            address.append(url)
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield address[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()

@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.testbed.model_server import listening
+from tests.testbed.model_server import in_thread
 from tests.testbed.quality_faults import FAULTS
 from tests.testbed.quality_server import CONFIG, QualityFault, QualityServer
 from tests.unit.support import Command
 
 SMALL = ["--tool-cases", "200", "--at-once", "16"]
-
-
-@contextmanager
-def running(server: QualityServer) -> Iterator[str]:
-    """The server in a thread of its own."""
-    address: list[str] = []
-    ready, stop = threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
-
-    async def serve() -> None:
-        async with listening(server) as url:  # type: ignore[arg-type] # it has the same `handle`
-            address.append(url)
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    try:
-        assert ready.wait(30)
-        yield address[0]
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        loop.close()
 
 
 @pytest.fixture
@@ -59,7 +31,7 @@ def test_a_sound_server_passes_all_parts_and_the_result_is_stated(
     sm120: Command, tmp_path: Path, weights: Path
 ) -> None:
     reference, kept = tmp_path / "reference.json", tmp_path / "kept"
-    with running(QualityServer()) as url:
+    with in_thread(QualityServer()) as url:
         done = sm120("quality", url, "--weights", weights, "--record", reference)
         assert (done.code, done.out) == (0, f"{reference}: 768 places of counter-1\n")
         told: list[str | Path] = [
@@ -92,9 +64,9 @@ def test_a_fault_ends_with_its_part_and_a_code_of_its_own(
     sm120: Command, tmp_path: Path, weights: Path, name: str
 ) -> None:
     reference = tmp_path / "reference.json"
-    with running(QualityServer()) as url:
+    with in_thread(QualityServer()) as url:
         sm120("quality", url, "--weights", weights, "--record", reference)
-    with running(QualityServer(fault(name))) as url:
+    with in_thread(QualityServer(fault(name))) as url:
         told: list[str | Path] = ["--weights", weights, "--reference", reference, *SMALL]
         done = sm120("quality", url, *told, "--only", fault(name).part)
     assert done.code == 92
@@ -106,7 +78,7 @@ def test_the_statement_of_a_result_is_verified_and_a_changed_one_is_found(
     sm120: Command, tmp_path: Path, weights: Path
 ) -> None:
     kept = tmp_path / "kept"
-    with running(QualityServer()) as url:
+    with in_thread(QualityServer()) as url:
         told: list[str | Path] = ["--weights", weights, "--output", kept, "--only", "tokens"]
         assert sm120("quality", url, *told).code == 0
     done = sm120("verify", kept)
@@ -128,7 +100,7 @@ def test_a_run_that_was_stopped_goes_on_with_what_is_finished(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with running(server) as url:
+    with in_thread(server) as url:
         with monkeypatch.context() as patched:
             patched.setattr("pipeline.app.quality.judge_schema", stop)
             stopped = sm120("quality", url, *told)
@@ -156,7 +128,7 @@ def test_a_run_that_was_stopped_goes_on_with_what_is_finished(
 
 
 def test_what_cannot_be_judged_says_why_and_is_no_success(sm120: Command) -> None:
-    with running(QualityServer()) as url:
+    with in_thread(QualityServer()) as url:
         done = sm120("quality", url, "--only", "tokens")
         assert done.code == 92
         assert "name their folder with --weights" in done.out
@@ -183,7 +155,7 @@ def test_a_report_shows_the_numbers_with_their_bars(
     sm120: Command, tmp_path: Path, weights: Path
 ) -> None:
     kept = tmp_path / "kept"
-    with running(QualityServer()) as url:
+    with in_thread(QualityServer()) as url:
         sm120("quality", url, "--weights", weights, "--output", kept, *SMALL)
     targets: list[str | Path] = ["--output", tmp_path / "r.html", "--output", tmp_path / "r.md"]
     done = sm120("report", "--quality", kept, *targets)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.testbed.bench_faults import FaultyConnection, bench_server
-from tests.testbed.model_server import Asked, Fault, ModelServer, Refusal, listening
+from tests.testbed.model_server import Asked, Fault, ModelServer, Refusal, in_thread
 from tests.unit.support import Command, Ended
 
 KEY = "sk-7f3aQz19LmWx42RtBn"
@@ -42,28 +39,6 @@ def require_no_key(folder: Path, done: Ended) -> None:
     assert [name for name, text in found.items() if any(part in text for part in parts)] == []
 
 
-@contextmanager
-def model_server(fault: Fault) -> Iterator[str]:
-    address: list[str] = []
-    ready, stop, loop = threading.Event(), asyncio.Event(), asyncio.new_event_loop()
-
-    async def serve() -> None:
-        async with listening(ModelServer(fault)) as url:
-            address.append(url)
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    try:
-        assert ready.wait(30)
-        yield address[0]
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        loop.close()
-
-
 def _refusal(before: int) -> Callable[[Asked], None]:
     def asked(_: Asked) -> None:
         raise Refusal(401, f"{'x' * before} wrong key: Bearer {KEY}")
@@ -80,7 +55,7 @@ def _answered(asked: Asked, text: str) -> str:
 def test_a_refusal_with_the_key_is_kept_without_it_by_smoke(
     sm120: Command, tmp_path: Path, before: int
 ) -> None:
-    with model_server(Fault(asked=_refusal(before))) as url:
+    with in_thread(ModelServer(Fault(asked=_refusal(before)))) as url:
         done = sm120("--debug", "smoke", url, *SMALL, "--output", tmp_path / "kept")
     assert done.error == "SmokeFailed"
     assert (tmp_path / "kept" / "smoke.json.dsse.json").exists()
@@ -91,7 +66,7 @@ def test_a_refusal_with_the_key_is_kept_without_it_by_smoke(
 def test_an_answer_and_a_stream_with_the_key_are_kept_without_it_by_smoke(
     sm120: Command, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
-    with model_server(Fault(text=_answered)) as url:
+    with in_thread(ModelServer(Fault(text=_answered))) as url:
         done = sm120(
             "--debug",
             "smoke",

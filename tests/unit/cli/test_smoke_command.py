@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,40 +12,16 @@ from pipeline.app.smoke import SmokeExpectations
 from pipeline.hosts.rules.issues import known_issues
 from pipeline.serving.smoke.ladder import LADDER
 from tests.testbed.model_faults import FAULTS
-from tests.testbed.model_server import ModelServer, listening
+from tests.testbed.model_server import ModelServer, in_thread
 from tests.unit.support import ROOT, Command
 
 SMALL = ["--quick", "--streams", "1,2", "--lengths", "4", "--pressure", "2"]
 
 
-@contextmanager
-def _running(server: ModelServer) -> Iterator[str]:
-    """The server in a thread of its own."""
-    address: list[str] = []
-    ready, stop = threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
-
-    async def serve() -> None:
-        async with listening(server) as url:
-            address.append(url)
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    try:
-        assert ready.wait(30)
-        yield address[0]
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        loop.close()
-
-
 def test_a_tiny_server_passes_every_rung_and_the_result_is_json(
     sm120: Command, tmp_path: Path
 ) -> None:
-    with _running(ModelServer(can_count_only=True)) as url:
+    with in_thread(ModelServer(can_count_only=True)) as url:
         done = sm120("smoke", url, "--no-quality", *SMALL, "--json", "--output", tmp_path / "kept")
     result = json.loads(done.out)
     assert (done.code, result["verdict"], result["last_good"]) == (0, "passed", "memory")
@@ -57,7 +29,7 @@ def test_a_tiny_server_passes_every_rung_and_the_result_is_json(
 
 
 def test_a_soak_is_in_place_of_the_ladder_and_its_result_is_json(sm120: Command) -> None:
-    with _running(ModelServer(can_count_only=True)) as url:
+    with in_thread(ModelServer(can_count_only=True)) as url:
         done = sm120("smoke", url, "--no-quality", *SMALL, "--soak", "2s", "--json")
     result = json.loads(done.out)
     assert (done.code, [rung["name"] for rung in result["rungs"]]) == (0, ["first-answer", "soak"])
@@ -65,7 +37,7 @@ def test_a_soak_is_in_place_of_the_ladder_and_its_result_is_json(sm120: Command)
 
 def test_a_broken_server_ends_with_the_rung_and_a_code_of_its_own(sm120: Command) -> None:
     fault = next(f for f in FAULTS if f.name == "content null")
-    with _running(ModelServer(fault)) as url:
+    with in_thread(ModelServer(fault)) as url:
         done = sm120("smoke", url, *SMALL)
     assert (done.code, done.error) == (92, "SmokeFailed")
     assert "first-answer: one answer: content is null" in done.err
@@ -80,7 +52,7 @@ def test_a_failed_rung_names_the_known_issue_with_its_fix(
     sm120: Command, name: str, issue: str
 ) -> None:
     fault = next(f for f in FAULTS if f.name == name)
-    with _running(ModelServer(fault)) as url:
+    with in_thread(ModelServer(fault)) as url:
         done = sm120("smoke", url, *SMALL)
     assert done.error == "SmokeFailed"
     assert f"Perhaps {issue}: " in done.err
@@ -89,7 +61,7 @@ def test_a_failed_rung_names_the_known_issue_with_its_fix(
 
 def test_a_failure_that_no_known_issue_explains_names_none(sm120: Command) -> None:
     fault = next(f for f in FAULTS if f.name == "tool call id missing")
-    with _running(ModelServer(fault)) as url:
+    with in_thread(ModelServer(fault)) as url:
         done = sm120("smoke", url, *SMALL)
     assert done.error == "SmokeFailed"
     assert "Perhaps" not in done.err
@@ -108,7 +80,7 @@ def test_nobody_at_the_address_is_told_apart(sm120: Command) -> None:
 def test_a_baseline_is_recorded_and_held_against_the_same_server(
     sm120: Command, tmp_path: Path
 ) -> None:
-    with _running(ModelServer()) as url:
+    with in_thread(ModelServer()) as url:
         first = sm120("smoke", url, "--record", tmp_path / "base.json")
         again = sm120("smoke", url, *SMALL, "--baseline", tmp_path / "base.json", "--json")
     assert first.out == f"{tmp_path / 'base.json'}: 30 answers of brain-1\n"
@@ -179,7 +151,7 @@ FIRST_RUNGS = ("--no-quality", *SMALL, "--up-to", "first-answer")
 def kept(sm120: Command, tmp_path: Path) -> Path:
     """The folder of a smoke test of an address, with its signed statement."""
     assert sm120("evidence", "new-key", "me").code == 0
-    with _running(ModelServer(can_count_only=True)) as url:
+    with in_thread(ModelServer(can_count_only=True)) as url:
         done = sm120("smoke", url, *FIRST_RUNGS, "--output", tmp_path / "kept")
     assert done.code == 0, done.err
     assert f"{tmp_path / 'kept' / 'smoke.json.dsse.json'}, signed by me" in done.err
@@ -233,7 +205,7 @@ def test_a_smoke_of_an_address_without_a_folder_is_kept_in_the_store(
     sm120: Command, tmp_path: Path
 ) -> None:
     fault = next(f for f in FAULTS if f.name == "content null")
-    with _running(ModelServer(fault)) as url:
+    with in_thread(ModelServer(fault)) as url:
         done = sm120("--store", tmp_path / "store", "smoke", url, *FIRST_RUNGS)
     assert done.error == "SmokeFailed"
     (path,) = (tmp_path / "store" / "smoke").glob("*/smoke.json.dsse.json")
@@ -247,7 +219,7 @@ def test_a_smoke_test_is_shown_also_where_the_store_cannot_keep_it(
     sm120: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "store").write_text("a file in the place of the store")
-    with _running(ModelServer(can_count_only=True)) as url:
+    with in_thread(ModelServer(can_count_only=True)) as url:
         done = sm120("--store", tmp_path / "store", "smoke", url, *FIRST_RUNGS)
     assert done.code == 0, done.err
     assert "Nothing is stated: " in done.err

@@ -28,13 +28,11 @@ from pipeline.images.gate.smem.engine import (
     GateContext,
     engine_pin,
     engine_tree,
-    patched,
 )
-from pipeline.images.gate.smem.environment import Environment, EnvironmentFacts, make_environment
-from pipeline.images.gate.smem.image_gate import chosen_series
+from pipeline.images.gate.smem.environment import EnvironmentFacts, make_environment
+from pipeline.images.gate.smem.image_gate import OpenedGate, chosen_series
 from pipeline.images.gate.smem.results import CaseReply
 from pipeline.images.gate.smem.run import WorkerTarget, kept_or_asked, worker_digest
-from pipeline.images.spec.image import PatchSeries
 
 PARSER_WORKER = Path(__file__).with_name("worker")
 _MOST_SHOWN = 60  # characters of a step in a message
@@ -193,27 +191,8 @@ class ParserTarget(WorkerTarget[ParserCase, ParserAnswer]):
         }
 
 
-@dataclass(frozen=True)
-class ParserGate:
+class ParserGate(OpenedGate[ParserGates]):
     """An image made ready for judging its parsers."""
-
-    context: GateContext
-    plan: ImagePlan
-    gates: ParserGates
-    environment: Environment
-    tree: EngineTree  # as published
-    series: PatchSeries
-    is_own: bool = True  # the series that the image is built with
-
-    @property
-    def patch_folder(self) -> Path:
-        spec = self.plan.spec
-        return (self.context.checkout.folder(spec.name) / (spec.patches or "none")).parent
-
-    def patched(self, series: PatchSeries | None = None) -> EngineTree:
-        """The engine as the image holds it, or with other patches."""
-        chosen = (series or self.series).patches
-        return patched(self.tree, chosen, self.patch_folder, self.context)
 
     def judge(self, tree: EngineTree, cases: Sequence[ParserCase]) -> list[ParserResult]:
         """Every case's verdict on one tree."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from pipeline.core.errors import GateInvalid, GateUnknown, there_are
 from pipeline.core.model import Frozen
@@ -39,13 +40,16 @@ LARGER = 2
 _LIST = "`sm120 gate find '*' --image IMAGE` lists all cases."
 
 
+Cases = TypeVar("Cases")
+
+
 @dataclass(frozen=True)
-class ImageGate:
-    """An image made ready for judging: its gates, its environment, its engine."""
+class OpenedGate(Generic[Cases]):
+    """An image made ready for judging: its cases, its environment, its engine."""
 
     context: GateContext
     plan: ImagePlan
-    gates: Gates
+    gates: Cases
     environment: Environment
     tree: EngineTree  # as published
     series: PatchSeries
@@ -56,17 +60,21 @@ class ImageGate:
         spec = self.plan.spec
         return (self.context.checkout.folder(spec.name) / (spec.patches or "none")).parent
 
+    def patched(self, series: PatchSeries | None = None) -> EngineTree:
+        """The engine as the image holds it, or would with another series."""
+        chosen = series or self.series
+        return patched(self.tree, chosen.patches, self.patch_folder, self.context)
+
+
+class ImageGate(OpenedGate[Gates]):
+    """An image made ready for judging its kernels."""
+
     def target(self, tree: EngineTree, card: Card) -> GateTarget:
         return GateTarget(self.context.store, self.environment, tree, self.gates.setup, card)
 
     def judge(self, tree: EngineTree, card: Card, cases: Sequence[KernelCase]) -> list[CaseResult]:
         """Every case's verdict on one tree."""
         return judge_cases(self.target(tree, card), self.gates, cases)
-
-    def patched(self, series: PatchSeries | None = None) -> EngineTree:
-        """The engine as the image holds it, or would with another series."""
-        chosen = series or self.series
-        return patched(self.tree, chosen.patches, self.patch_folder, self.context)
 
 
 def chosen_series(context: GateContext, plan: ImagePlan, name: str | None) -> PatchSeries:

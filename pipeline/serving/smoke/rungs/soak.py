@@ -102,14 +102,14 @@ async def _mixed_work(session: SmokeSession) -> str:
         raise gone
     faults = [w for w in soak.works if w.fault]
     left = sum(w.kind == "hang up" for w in soak.works)
-    told = f"{log.count(len(soak.works), 'request')} in {log.seconds(soak.seconds)}"
-    told += f", {left} of them left by the client"
+    message = f"{log.count(len(soak.works), 'request')} in {log.seconds(soak.seconds)}"
+    message += f", {left} of them left by the client"
     if soak.is_stopped:
-        told += f"; stopped by Ctrl-C, {log.seconds(session.soak_s)} were asked for"
+        message += f"; stopped by Ctrl-C, {log.seconds(session.soak_s)} were asked for"
     if faults:
         first = f"after {log.seconds(faults[0].at)}: {faults[0].kind}: {faults[0].fault}"
-        raise Unsound(f"{len(faults)} of {told}; {first}")
-    return told
+        raise Unsound(f"{len(faults)} of {message}; {first}")
+    return message
 
 
 async def _lane(
@@ -230,7 +230,7 @@ async def _drift(session: SmokeSession) -> str:
 @SOAK.check("speed", skip=_no_soak)
 async def _speed(session: SmokeSession) -> str:
     """No kind of request takes longer in the last third than in the first."""
-    told = []
+    message = []
     for kind in sorted({w.kind for w in session.soak.works} - {"hang up"}):
         first, last = session.soak.thirds(kind)
         if min(len(first), len(last)) < _FEWEST:
@@ -238,10 +238,10 @@ async def _speed(session: SmokeSession) -> str:
         was, now = (statistics.median(w.seconds for w in works) for works in (first, last))
         if now > _SLOWER * was + _SLOWER_S:
             raise Unsound(f"{kind}: {was:.2f} s at first, {now:.2f} s in the last third")
-        told.append(f"{kind} {was:.2f} → {now:.2f} s")
-    if not told:
+        message.append(f"{kind} {was:.2f} → {now:.2f} s")
+    if not message:
         raise NotOffered("too few requests to compare the first third with the last")
-    return ", ".join(told)
+    return ", ".join(message)
 
 
 @SOAK.check("memory", skip=_no_soak)
@@ -255,7 +255,7 @@ async def _memory(session: SmokeSession) -> str:
     if min(map(len, parts)) < 2:
         raise NotOffered("neither metrics nor a container of ours tell the server's memory")
     first, middle, last = map(statistics.median, parts)
-    told = f"{log.size(first)} at first, {log.size(last)} in the last third"
+    message = f"{log.size(first)} at first, {log.size(last)} in the last third"
     if last > first * (1 + _GROWTH) + _GROWTH_BYTES and first < middle < last:
-        raise Unsound(f"the server's memory grows: {told}")
-    return told
+        raise Unsound(f"the server's memory grows: {message}")
+    return message
