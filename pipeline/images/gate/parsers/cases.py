@@ -32,12 +32,29 @@ ParserName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,40}$")
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 JsonType = Literal["string", "integer", "number", "boolean", "object", "array"]
 Severity = Literal["token by token", "larger steps"]
+Mode = Literal["required", "named", "thinking-off", "messages", "responses"]
 
 
 class MarkerSpec(Frozen):
     """One token of a model that its format is made of."""
 
     special: bool = Field(description="whether the model's tokenizer lists it as a special token")
+
+
+class ThinkingSwitch(Frozen):
+    """How a request turns thinking off, and what the template then puts before the answer."""
+
+    kwarg: Literal["enable_thinking", "thinking"] = Field(description="is false then")
+    prompt: Text = Field(description="what ends the prompt in place of the opening marker")
+    source: Upstream
+
+
+class GrammarText(Frozen):
+    """Where the grammar that engines have for a format differs from what a model writes alone."""
+
+    before: Text = Field(default="", description="what it puts before the calls")
+    no_arguments: Text = Field(default="", description="what it puts in a call without any")
+    source: Upstream | None = None
 
 
 class FormatSpec(Frozen):
@@ -51,6 +68,10 @@ class FormatSpec(Frozen):
     opened_by: Literal["model", "template"] = Field(
         default="template", description="who writes the marker that opens the reasoning"
     )
+    switch: ThinkingSwitch | None = Field(
+        default=None, description="none: these models always think, or no request decides it"
+    )
+    grammar: GrammarText | None = None
     calls: Text = "$calls"
     call: Text = ""
     argument: Text | None = Field(default=None, description="none: arguments are one JSON object")
@@ -91,6 +112,15 @@ class TruthSpec(Frozen):
     cut_off: bool = Field(default=False, description="also judged where it stops after any token")
 
 
+class ModeSpec(Frozen):
+    """Another way to ask for the same truths: a choice of tools, no thinking, another endpoint."""
+
+    truths: list[Name] = Field(min_length=1)
+    every_cut: list[Name] = Field(
+        default=[], description="truths that are also cut in two everywhere; others in few ways"
+    )
+
+
 class TruthsFile(Frozen):
     """Truths that images share, and the tools that they call."""
 
@@ -98,6 +128,7 @@ class TruthsFile(Frozen):
 
     tools: dict[ToolName, dict[str, JsonType]]
     truths: dict[Name, TruthSpec]
+    modes: dict[Mode, ModeSpec] = {}
 
 
 class FamilySpec(Frozen):
@@ -107,6 +138,9 @@ class FamilySpec(Frozen):
     stands_for: list[str] = Field(min_length=1)
     parsers: dict[Literal["tool_call_parser", "reasoning_parser"], ParserName]
     model_type: Name = Field(default="other", description="`model_type` of the model's config.json")
+    always_thinks: Reason | None = Field(
+        default=None, description="why the format's switch is not there in these models' template"
+    )
 
 
 class AcceptedAnswer(Frozen):
@@ -137,6 +171,9 @@ class ParsersFile(Frozen):
     not_judged: dict[ParserName, Reason] = Field(
         default={}, description="parsers of recipes that no case can judge, and why"
     )
+    no_endpoint: dict[Literal["messages", "responses"], Reason] = Field(
+        default={}, description="endpoints that this version of the engine does not have"
+    )
 
 
 class ParserCase(Frozen):
@@ -154,6 +191,13 @@ class ParserCase(Frozen):
     truth: dict[str, Any]
     tools: list[dict[str, Any]]
     cut_off: bool
+    endpoint: Literal["chat", "messages", "responses"] = "chat"
+    tool_choice: Literal["auto", "required", "named"] = "auto"
+    template_kwargs: dict[str, bool] = {"thinking": True, "enable_thinking": True}
+    every_cut: bool = True
+    thought: str = ""  # how the answer begins, before anything that a grammar can hold
+    # the answer where a grammar holds it: to the format, or to JSON of calls or of arguments
+    forms: dict[Literal["native", "calls", "arguments"], str] = {}
     timeout_s: int = 300
 
 
@@ -231,50 +275,121 @@ def _cases(name: str, family: FamilySpec, form: FormatSpec, truths: TruthsFile) 
                 "description": tool,
                 "parameters": {
                     "type": "object",
-                    "properties": {key: {"type": kind} for key, kind in keys.items()},
+                    # a grammar takes a list without `items` for an empty one
+                    "properties": {
+                        key: {"type": kind, **({"items": {}} if kind == "array" else {})}
+                        for key, kind in keys.items()
+                    },
                 },
             },
         }
         for tool, keys in truths.tools.items()
     ]
-    opened = form.opened_by == "template"
-    cases = []
     for title, truth in truths.truths.items():
-        if title in form.leaves_out:
-            continue
         for called in truth.calls:
             if called.name not in truths.tools:
                 raise GateInvalid(f"truths.yaml: {title}: there is no tool {called.name!r}")
-        whole = ParserCase(
-            name=f"{name}/{title}",
-            family=name,
-            stands_for=family.stands_for,
-            parsers={str(flag): parser for flag, parser in family.parsers.items()},
-            model_type=family.model_type,
-            markers={
-                **{text: marker.special for text, marker in form.markers.items()},
-                **dict.fromkeys(form.turns, True),
-            },
-            prompt=_USER + (form.thinking[0] if opened else ""),
-            opened=opened,
-            text=written(form, truth),
-            truth=truth.model_dump(include={"reasoning", "content", "calls"}),
-            tools=tools,
-            cut_off=False,
-        )
-        cases.append(whole)
+    known = {title: truth for title, truth in truths.truths.items() if title not in form.leaves_out}
+    cases = []
+    for title, truth in known.items():
+        whole = _case(f"{name}/{title}", family, form, truth, tools)
+        cases.append(whole.model_copy(update={"family": name}))
         if truth.cut_off:
             named = f"{whole.name}/{CUT_OFF}"
-            cases.append(whole.model_copy(update={"name": named, "cut_off": True}))
+            cases.append(cases[-1].model_copy(update={"name": named, "cut_off": True}))
+    for mode, spec in truths.modes.items():
+        if mode == "thinking-off" and (form.switch is None or family.always_thinks):
+            continue
+        for title in (*spec.truths, *spec.every_cut):
+            if title not in truths.truths:
+                raise GateInvalid(f"truths.yaml: modes: {mode}: there is no truth {title!r}")
+        cases += [
+            _in_mode(mode, f"{name}/{title}/{mode}", family, form, known[title], tools).model_copy(
+                update={"family": name, "every_cut": title in spec.every_cut}
+            )
+            for title in spec.truths
+            if title in known
+        ]
     return cases
 
 
-def written(form: FormatSpec, truth: TruthSpec) -> str:
-    """A truth as a model of this format writes it."""
+def _in_mode(
+    mode: Mode,
+    name: str,
+    family: FamilySpec,
+    form: FormatSpec,
+    truth: TruthSpec,
+    tools: list[dict[str, Any]],
+) -> ParserCase:
+    """A truth as a request of another kind gets it."""
+    if mode in ("messages", "responses"):
+        return _case(name, family, form, truth, tools).model_copy(update={"endpoint": mode})
+    if mode == "thinking-off" and form.switch is not None:
+        plain = truth.model_copy(update={"reasoning": ""})
+        whole = _case(name, family, form, plain, tools)
+        changed = {
+            "prompt": _USER + form.switch.prompt,
+            "opened": False,
+            # the template has closed the thought
+            "text": whole.text.removeprefix(whole.thought),
+            "thought": "",
+            "template_kwargs": {form.switch.kwarg: False},
+        }
+        return whole.model_copy(update=changed)
+    if not truth.calls or (mode == "named" and len(truth.calls) > 1):
+        raise GateInvalid(f"truths.yaml: modes: {name}: {mode} needs a call")
+    # a grammar lets nothing but calls through after the thought
+    only = truth.model_copy(update={"content": ""})
+    whole = _case(name, family, form, only, tools)
+    calls = [{"name": call.name, "parameters": call.arguments} for call in truth.calls]
+    held = {"calls": calls, "arguments": truth.calls[0].arguments}
+    indent = 2 if truth.pretty else None
+    forms = {
+        key: whole.thought + json.dumps(value, ensure_ascii=False, indent=indent)
+        for key, value in held.items()
+    }
+    forms["native"] = written(form, only, by_grammar=True)
+    finish = {"finish": ["tool_calls", "stop"]} if mode == "named" else {}
+    return whole.model_copy(
+        update={"tool_choice": mode, "forms": forms, "truth": {**whole.truth, **finish}}
+    )
+
+
+def _case(
+    name: str, family: FamilySpec, form: FormatSpec, truth: TruthSpec, tools: list[dict[str, Any]]
+) -> ParserCase:
+    opened = form.opened_by == "template"
+    return ParserCase(
+        name=name,
+        family=name,
+        stands_for=family.stands_for,
+        parsers={str(flag): parser for flag, parser in family.parsers.items()},
+        model_type=family.model_type,
+        markers={
+            **{text: marker.special for text, marker in form.markers.items()},
+            **dict.fromkeys(form.turns, True),
+        },
+        prompt=_USER + (form.thinking[0] if opened else ""),
+        opened=opened,
+        text=written(form, truth),
+        thought=thought(form, truth),
+        truth=truth.model_dump(include={"reasoning", "content", "calls"}),
+        tools=tools,
+        cut_off=False,
+    )
+
+
+def thought(form: FormatSpec, truth: TruthSpec) -> str:
+    """What a model writes before content and calls; one that does not think closes it at once."""
     opening, closing = form.thinking
-    # a model that does not think closes the block at once
-    text = ("" if form.opened_by == "template" else opening) + truth.reasoning + closing
-    text += truth.content
+    return ("" if form.opened_by == "template" else opening) + truth.reasoning + closing
+
+
+def written(form: FormatSpec, truth: TruthSpec, *, by_grammar: bool = False) -> str:
+    """A truth as a model of this format writes it, alone or held by an engine's grammar."""
+    text = thought(form, truth) + truth.content
+    held = form.grammar if by_grammar and form.grammar else GrammarText()
+    text += held.before
     if not truth.calls:
         return text
     calls = []
@@ -284,6 +399,7 @@ def written(form: FormatSpec, truth: TruthSpec) -> str:
         )
         if form.argument is not None:
             arguments = "".join(_element(form, k, v) for k, v in call.arguments.items())
+        arguments = arguments or held.no_arguments
         values = {"name": call.name, "index": index, "arguments": arguments}
         calls.append(Template(form.call).substitute(values))
     return text + Template(form.calls).substitute(calls=form.between.join(calls))

@@ -52,8 +52,10 @@ class BreakingStream(Frozen):
 class ParserAnswer(CaseReply):
     """What a worker reports of one case."""
 
-    ended: Literal["judged", "no parser", "not imported", "died", "timed out"]
+    ended: Literal["judged", "no parser", "no endpoint", "not imported", "died", "timed out"]
     route: str = ""  # the function of the engine that was driven
+    address: str = ""  # the endpoint that calls it
+    form: str = ""  # how the model writes calls: in its own format, or as the engine's JSON
     streams: int = 0
     failed: int = 0
     faults: list[str] = []
