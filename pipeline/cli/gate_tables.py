@@ -183,9 +183,9 @@ def show_parsers(
         f"{result.engine} {result.engine_version} {held}, {where} Python"
         f" {result.environment.python}, without torch, server and model"
     )
-    # the verdicts are about this route alone
-    for route in dict.fromkeys(case.route for case in result.cases if case.route):
-        lines.append(f"Judged: {route}, as /v1/chat/completions calls it")
+    # the verdicts are about these routes alone
+    for route, address in dict.fromkeys((c.route, c.address) for c in result.cases if c.route):
+        lines.append(f"Judged: {route}, as {address} calls it")
     lines += [f"Not judged: {name}: {why}" for name, why in result.not_judged.items()]
     if result.sandbox and result.sandbox.missing:
         lines.append(result.sandbox.sentence())
