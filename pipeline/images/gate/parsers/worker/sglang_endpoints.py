@@ -211,9 +211,7 @@ class SglangResponses(SglangChat):
 
     def send(self, steps: list[list[ByteToken]], reason: str) -> ClientAnswer:
         generator = self._chat.responses_stream_generator_non_harmony
-        return read_stream(
-            self._made(generator, self._contents(steps, reason)), ResponsesClient()
-        )
+        return read_stream(self._made(generator, self._contents(steps, reason)), ResponsesClient())
 
     def ask(self, tokens: list[ByteToken]) -> ClientAnswer:
         contents = self._contents([tokens], "stop")
