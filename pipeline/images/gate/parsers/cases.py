@@ -8,6 +8,7 @@ for it. All of it is data; a worker is given the text, and what it means.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from string import Template
 from typing import Annotated, Any, ClassVar, Literal
@@ -198,6 +199,8 @@ class ParserCase(Frozen):
     thought: str = ""  # how the answer begins, before anything that a grammar can hold
     # the answer where a grammar holds it: to the format, or to JSON of calls or of arguments
     forms: dict[Literal["native", "calls", "arguments"], str] = {}
+    # how the model's template writes calls of earlier turns: engines find a parser by it
+    template: str = ""
     timeout_s: int = 300
 
 
@@ -216,6 +219,28 @@ class ParserGates(Frozen):
                 f"{only}: matches no case ({known})", "Name one, or a pattern such as 'kimi-k2/*'."
             )
         return chosen
+
+    def check_markers(self, added: Mapping[str, bool], where: str) -> list[str]:
+        """Compares markers with the tokens that a model's tokenizer adds; names the families that
+        it can be of. A marker that is special there and not here would be lost, or shown."""
+        families = {case.family: case.markers for case in self.cases}
+        found = {name: sum(m in added for m in markers) for name, markers in families.items()}
+        alike = [name for name in families if found[name] == max(found.values())]
+        for name in alike if max(found.values()) else []:
+            for marker, special in families[name].items():
+                said = {True: "special", False: "not special", None: "no token of its own"}
+                if added.get(marker) is not special:
+                    raise GateInvalid(
+                        f"{where}: {name}: its tokenizer has {marker!r} as"
+                        f" {said[added.get(marker)]}, formats.yaml as {said[special]}",
+                        "Correct `special` in images/common/gates/parsers/formats.yaml.",
+                    )
+        if not max(found.values()):
+            raise GateInvalid(
+                f"{where}: its tokenizer has no marker of {', '.join(families)}",
+                "Name the folder of a model that the image's parsers.yaml judges.",
+            )
+        return alike
 
 
 def read_parser_gates(checkout: Checkout, image: str) -> ParserGates:
@@ -298,75 +323,63 @@ def _cases(name: str, family: FamilySpec, form: FormatSpec, truths: TruthsFile) 
     cases = []
     for title, truth in known.items():
         whole = _case(f"{name}/{title}", family, form, truth, tools)
-        cases.append(whole.model_copy(update={"family": name}))
+        cases.append(whole)
         if truth.cut_off:
             named = f"{whole.name}/{CUT_OFF}"
-            cases.append(cases[-1].model_copy(update={"name": named, "cut_off": True}))
+            cases.append(whole.model_copy(update={"name": named, "cut_off": True}))
     for mode, spec in truths.modes.items():
         if mode == "thinking-off" and (form.switch is None or family.always_thinks):
             continue
         for title in (*spec.truths, *spec.every_cut):
             if title not in truths.truths:
                 raise GateInvalid(f"truths.yaml: modes: {mode}: there is no truth {title!r}")
-        cases += [
-            _in_mode(mode, f"{name}/{title}/{mode}", family, form, known[title], tools).model_copy(
-                update={"family": name, "every_cut": title in spec.every_cut}
-            )
-            for title in spec.truths
-            if title in known
-        ]
+        for title in spec.truths:
+            if title in known:
+                named = f"{name}/{title}/{mode}"
+                case = _case(named, family, form, known[title], tools, mode)
+                every_cut = {"every_cut": title in spec.every_cut}
+                cases.append(case.model_copy(update=every_cut))
     return cases
 
 
-def _in_mode(
-    mode: Mode,
+def _case(
     name: str,
     family: FamilySpec,
     form: FormatSpec,
     truth: TruthSpec,
     tools: list[dict[str, Any]],
+    mode: Mode | None = None,
 ) -> ParserCase:
-    """A truth as a request of another kind gets it."""
-    if mode in ("messages", "responses"):
-        return _case(name, family, form, truth, tools).model_copy(update={"endpoint": mode})
-    if mode == "thinking-off" and form.switch is not None:
-        plain = truth.model_copy(update={"reasoning": ""})
-        whole = _case(name, family, form, plain, tools)
-        changed = {
-            "prompt": _USER + form.switch.prompt,
-            "opened": False,
-            # the template has closed the thought
-            "text": whole.text.removeprefix(whole.thought),
-            "thought": "",
-            "template_kwargs": {form.switch.kwarg: False},
-        }
-        return whole.model_copy(update=changed)
-    if not truth.calls or (mode == "named" and len(truth.calls) > 1):
+    """A truth in a family's format, as a request of this kind gets it."""
+    is_held = mode in ("required", "named")
+    if is_held and (not truth.calls or (mode == "named" and len(truth.calls) > 1)):
         raise GateInvalid(f"truths.yaml: modes: {name}: {mode} needs a call")
+    off = form.switch if mode == "thinking-off" else None
     # a grammar lets nothing but calls through after the thought
-    only = truth.model_copy(update={"content": ""})
-    whole = _case(name, family, form, only, tools)
-    calls = [{"name": call.name, "parameters": call.arguments} for call in truth.calls]
-    held = {"calls": calls, "arguments": truth.calls[0].arguments}
-    indent = 2 if truth.pretty else None
-    forms = {
-        key: whole.thought + json.dumps(value, ensure_ascii=False, indent=indent)
-        for key, value in held.items()
-    }
-    forms["native"] = written(form, only, by_grammar=True)
-    finish = {"finish": ["tool_calls", "stop"]} if mode == "named" else {}
-    return whole.model_copy(
-        update={"tool_choice": mode, "forms": forms, "truth": {**whole.truth, **finish}}
-    )
-
-
-def _case(
-    name: str, family: FamilySpec, form: FormatSpec, truth: TruthSpec, tools: list[dict[str, Any]]
-) -> ParserCase:
+    unsaid = {"content": ""} if is_held else {"reasoning": ""} if off else {}
+    truth = truth.model_copy(update=unsaid)
+    begun, text = thought(form, truth), written(form, truth)
+    changed: dict[str, Any] = {"thought": begun, "text": text}
+    if off is not None:
+        # the template has closed the thought
+        changed = {"text": text.removeprefix(begun), "template_kwargs": {off.kwarg: False}}
+    elif is_held:
+        indent = 2 if truth.pretty else None
+        calls = [{"name": call.name, "parameters": call.arguments} for call in truth.calls]
+        held: dict[str, Any] = {"calls": calls, "arguments": truth.calls[0].arguments}
+        forms = {
+            key: begun + json.dumps(value, ensure_ascii=False, indent=indent)
+            for key, value in held.items()
+        }
+        forms["native"] = written(form, truth, by_grammar=True)
+        changed |= {"tool_choice": mode, "forms": forms}
+    elif mode is not None:
+        changed |= {"endpoint": mode}
     opened = form.opened_by == "template"
+    finish = {"finish": ["tool_calls", "stop"]} if mode == "named" else {}
     return ParserCase(
         name=name,
-        family=name,
+        family=name.partition("/")[0],
         stands_for=family.stands_for,
         parsers={str(flag): parser for flag, parser in family.parsers.items()},
         model_type=family.model_type,
@@ -374,13 +387,13 @@ def _case(
             **{text: marker.special for text, marker in form.markers.items()},
             **dict.fromkeys(form.turns, True),
         },
-        prompt=_USER + (form.thinking[0] if opened else ""),
-        opened=opened,
-        text=written(form, truth),
-        thought=thought(form, truth),
-        truth=truth.model_dump(include={"reasoning", "content", "calls"}),
+        prompt=_USER + (off.prompt if off else form.thinking[0] if opened else ""),
+        opened=opened and off is None,
+        truth={**truth.model_dump(include={"reasoning", "content", "calls"}), **finish},
         tools=tools,
         cut_off=False,
+        template=form.call + (form.argument or ""),
+        **changed,
     )
 
 

@@ -268,6 +268,10 @@ class OpenAIServingResponses(OpenAIServingChat):
         whole = json.dumps({"status": "completed", "output": list(self.items(message))})
         return types.SimpleNamespace(model_dump_json=lambda: whole)
 """
+DETECTION = """
+def detect_tool_call_parser(template, tokenizer):
+    return "kimi-k2.5" if "<|tool_call_begin|>" in template else None
+"""
 GRAMMAR = """
 class Grammar:
     @staticmethod
@@ -293,6 +297,7 @@ def write_engine(root: Path, formats: dict[str, Any], tools: dict[str, Any]) -> 
         openai.parent / "anthropic" / "__init__.py": "",
         openai.parent / "anthropic" / "serving.py": MESSAGES,
         openai.parent / "anthropic" / "protocol.py": PROTOCOL,
+        package / "srt" / "parser" / "template_detection.py": DETECTION,
         root / "xgrammar" / "__init__.py": GRAMMAR,
         root / "xgrammar" / "testing.py": ACCEPTS,
         package / "__init__.py": "raise RuntimeError('starts a whole server')\n",

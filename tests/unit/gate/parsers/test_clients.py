@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.images.gate.parsers.worker.answers import differences
-from pipeline.images.gate.parsers.worker.clients import MessagesClient, ResponsesClient
+from pipeline.images.gate.parsers.worker.clients import MessagesReader, ResponsesReader
 
 Event = dict[str, Any]
 TRUTH = {"reasoning": "r", "content": "c", "calls": [{"name": "f", "arguments": {"a": 1}}]}
@@ -50,7 +50,7 @@ def changed(events: list[Event], place: int, *new: Event) -> list[Event]:
 
 
 def message_faults(events: list[Event]) -> list[str]:
-    client = MessagesClient()
+    client = MessagesReader()
     for event in events:
         client.read(event)
     return differences(TRUTH, client.ended(), [])
@@ -61,7 +61,7 @@ def test_a_message_is_put_together_from_its_blocks() -> None:
 
 
 def test_a_call_without_deltas_has_the_input_of_its_start() -> None:
-    client = MessagesClient()
+    client = MessagesReader()
     for event in (*MESSAGE[:9], *MESSAGE[11:]):
         client.read(event)
     assert client.ended().arguments == ["{}"]
@@ -121,7 +121,7 @@ CALL = OUTPUT[2]
 
 
 def response_faults(events: list[Event], end: Event = END) -> list[str]:
-    client = ResponsesClient()
+    client = ResponsesReader()
     for number, event in enumerate([{"type": "response.created"}, *events, end]):
         client.read({"sequence_number": number, **event})
     return differences(TRUTH, client.ended(), [])

@@ -114,6 +114,34 @@ def test_a_mode_that_cannot_be_asked_for_is_refused(
     assert message in str(caught.value)
 
 
+def test_markers_are_compared_with_a_tokenizer(tmp_path: Path) -> None:
+    formats = {"tags": FORMAT, "other": {**FORMAT, "markers": {"<u>": {"special": True}}}}
+    families = {"one": FAMILY, "two": {**FAMILY, "format": "other"}}
+    files = {"formats": formats, "parsers": {**PARSERS, "families": families}}
+    specs = checkout(tmp_path, **json.loads(json.dumps(files)))
+    gates = read_parser_gates(specs, "engine")
+    assert gates.check_markers({"<t>": False, "<x>": True}, "w") == ["one"]
+    assert gates.check_markers({"<u>": True}, "w") == ["two"]
+    for added, words in (
+        ({"<t>": True}, "one: its tokenizer has '<t>' as special, formats.yaml as not special"),
+        ({"<u>": False}, "two: its tokenizer has '<u>' as not special, formats.yaml as special"),
+        ({"<v>": False}, "has no marker of one, two"),
+        ({}, "has no marker"),
+    ):
+        with pytest.raises(GateInvalid, match=r".") as caught:
+            gates.check_markers(added, "w")
+        assert words in str(caught.value)
+
+
+def test_a_marker_that_is_no_token_is_named() -> None:
+    gates = read_parser_gates(Checkout(ROOT), "sglang-k2")
+    markers = gates.cases[0].markers
+    assert gates.check_markers(markers, "w") == ["kimi-k2", "kimi-k2.5"]
+    fewer = {text: special for text, special in markers.items() if text != "<|tool_call_end|>"}
+    with pytest.raises(GateInvalid, match=r"'<\|tool_call_end\|>' as no token of its own"):
+        gates.check_markers(fewer, "w")
+
+
 def test_an_image_on_top_of_an_engine_has_the_cases_of_its_base() -> None:
     specs = Checkout(ROOT)
     assert parser_owner(specs, "vllm-nccl") == "vllm"

@@ -169,6 +169,16 @@ def test_an_answer_that_no_grammar_lets_through_says_nothing_about_the_parser(
     assert "grammar does not let this answer through" in result.message
 
 
+def test_a_parser_that_the_engine_chooses_is_the_one_of_the_template(target: ParserTarget) -> None:
+    case = CASES["kimi-k2.5"]["call"]
+    chosen = case.model_copy(update={"parsers": {"tool_call_parser": "auto"}})
+    other = chosen.model_copy(update={"template": "<call>", "name": "kimi-k2.5/other"})
+    found = judged(target, [chosen, other])
+    assert found["call"].verdict == "passed"
+    assert found["other"].verdict == "unknown"
+    assert "finds no parser" in found["other"].message
+
+
 def test_an_endpoint_that_an_engine_never_had_is_accepted_only_where_the_file_says_so(
     target: ParserTarget,
 ) -> None:

@@ -19,7 +19,7 @@ _DELTAS = {
 }
 
 
-class ChatClient:
+class ChatReader:
     """Reads chunks of chat completions."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class ChatClient:
         return self.answer
 
 
-class MessagesClient:
+class MessagesReader:
     """Reads the events of /v1/messages block by block, as Anthropic's clients do."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class MessagesClient:
         return self.answer
 
 
-class ResponsesClient:
+class ResponsesReader:
     """Reads the events of /v1/responses. Some clients add up deltas, others (Codex) take finished
     items, others the response at the end: all three must be the same."""
 
@@ -143,7 +143,7 @@ class ResponsesClient:
             "finished items differ": self._done,
             "final response differs": (self._final or {}).get("output", []),
         }.items():
-            other = ResponsesClient()
+            other = ResponsesReader()
             other._put(items, given=False)
             # ids too: a call is answered by the id of whichever a client read
             if (other.answer.parts(), other.answer.ids) != (self.answer.parts(), self.answer.ids):

@@ -20,7 +20,7 @@ class NoEndpoint(Exception):
     """This version of the engine has no such endpoint."""
 
 
-class Client(Protocol):
+class EventReader(Protocol):
     """Puts an answer together from events."""
 
     def read(self, event: Json) -> None: ...
@@ -82,7 +82,7 @@ def finished(coroutine: Any) -> Any:
     raise RuntimeError("the endpoint waits for something that is not there")
 
 
-def read_stream(events: Any, client: Client) -> ClientAnswer:
+def read_stream(events: Any, client: EventReader) -> ClientAnswer:
     """Reads server-sent events as a client does; vLLM's newest come as objects."""
 
     async def read() -> None:

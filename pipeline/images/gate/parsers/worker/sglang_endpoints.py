@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from .answers import ClientAnswer, Json
-from .clients import ChatClient, MessagesClient, ResponsesClient
+from .clients import ChatReader, MessagesReader, ResponsesReader
 from .endpoints import (
     NATIVE,
     NoEndpoint,
@@ -52,6 +52,13 @@ class SglangChat:
             "tool_call_parser": case["parsers"].get("tool_call_parser"),
             "reasoning_parser": case["parsers"].get("reasoning_parser"),
         }
+        if parsers["tool_call_parser"] == "auto":
+            # as the server does when it starts: by what the template writes calls with
+            detection: Any = importlib.import_module("sglang.srt.parser.template_detection")
+            found = detection.detect_tool_call_parser(case["template"], tokenizer)
+            if found is None:
+                raise ValueError("the engine finds no parser for this template")
+            parsers["tool_call_parser"] = found
         model = types.SimpleNamespace(
             hf_config=types.SimpleNamespace(model_type=case["model_type"], architectures=[]),
             get_default_sampling_params=dict,
@@ -124,10 +131,10 @@ class SglangChat:
     def send(self, steps: list[list[ByteToken]], reason: str) -> ClientAnswer:
         self._source = self._contents(steps, reason)
         stream = self._chat._generate_chat_stream(None, self._request, None)
-        return read_stream(stream, ChatClient())
+        return read_stream(stream, ChatReader())
 
     def ask(self, tokens: list[ByteToken]) -> ClientAnswer:
-        client = ChatClient()
+        client = ChatReader()
         client.read(json.loads(self._whole(tokens).model_dump_json()))
         return client.ended()
 
@@ -160,11 +167,11 @@ class SglangMessages(SglangChat):
     def send(self, steps: list[list[ByteToken]], reason: str) -> ClientAnswer:
         self._source = self._contents(steps, reason)
         about = (None, self._request, self._message, None)
-        return read_stream(self._messages._generate_anthropic_stream(*about), MessagesClient())
+        return read_stream(self._messages._generate_anthropic_stream(*about), MessagesReader())
 
     def ask(self, tokens: list[ByteToken]) -> ClientAnswer:
         message = self._messages._convert_response(self._whole(tokens))
-        return MessagesClient().whole(message.model_dump(exclude_none=True))
+        return MessagesReader().whole(message.model_dump(exclude_none=True))
 
 
 class SglangResponses(SglangChat):
@@ -211,12 +218,12 @@ class SglangResponses(SglangChat):
 
     def send(self, steps: list[list[ByteToken]], reason: str) -> ClientAnswer:
         generator = self._chat.responses_stream_generator_non_harmony
-        return read_stream(self._made(generator, self._contents(steps, reason)), ResponsesClient())
+        return read_stream(self._made(generator, self._contents(steps, reason)), ResponsesReader())
 
     def ask(self, tokens: list[ByteToken]) -> ClientAnswer:
         contents = self._contents([tokens], "stop")
         whole = finished(self._made(self._chat.responses_full_generator, contents, "context"))
-        return ResponsesClient().whole(json.loads(whole.model_dump_json()))
+        return ResponsesReader().whole(json.loads(whole.model_dump_json()))
 
 
 SGLANG = {"chat": SglangChat, "messages": SglangMessages, "responses": SglangResponses}

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from .answers import ClientAnswer, Json
-from .clients import ChatClient, MessagesClient, ResponsesClient
+from .clients import ChatReader, MessagesReader, ResponsesReader
 from .endpoints import (
     NATIVE,
     finished,
@@ -133,10 +133,10 @@ class VllmChat:
         return finished(made)
 
     def send(self, steps: list[list[ByteToken]], reason: str) -> ClientAnswer:
-        return read_stream(self._stream(steps, reason), ChatClient())
+        return read_stream(self._stream(steps, reason), ChatReader())
 
     def ask(self, tokens: list[ByteToken]) -> ClientAnswer:
-        client = ChatClient()
+        client = ChatReader()
         client.read(json.loads(self._whole(tokens).model_dump_json()))
         return client.ended()
 
@@ -156,11 +156,11 @@ class VllmMessages(VllmChat):
 
     def send(self, steps: list[list[ByteToken]], reason: str) -> ClientAnswer:
         events = self._server.message_stream_converter(self._stream(steps, reason))
-        return read_stream(events, MessagesClient())
+        return read_stream(events, MessagesReader())
 
     def ask(self, tokens: list[ByteToken]) -> ClientAnswer:
         message = self._server.messages_full_converter(self._whole(tokens))
-        return MessagesClient().whole(json.loads(message.model_dump_json(exclude_none=True)))
+        return MessagesReader().whole(json.loads(message.model_dump_json(exclude_none=True)))
 
 
 class VllmResponses(VllmChat):
@@ -204,11 +204,11 @@ class VllmResponses(VllmChat):
 
     def send(self, steps: list[list[ByteToken]], reason: str) -> ClientAnswer:
         events = self._run(self._server.responses_stream_generator, steps, reason)
-        return read_stream(events, ResponsesClient())
+        return read_stream(events, ResponsesReader())
 
     def ask(self, tokens: list[ByteToken]) -> ClientAnswer:
         made = self._run(self._server.responses_full_generator, [tokens], "stop")
-        return ResponsesClient().whole(json.loads(finished(made).model_dump_json()))
+        return ResponsesReader().whole(json.loads(finished(made).model_dump_json()))
 
 
 VLLM = {"chat": VllmChat, "messages": VllmMessages, "responses": VllmResponses}
