@@ -87,7 +87,7 @@ def gate_run_command(
 
     parsers: the image's own endpoints read known answers, cut in every way; a client must get the
     reasoning, the content and the tool calls that were meant. Cases have names such as
-    'kimi-k2/two-calls', and 'kimi-k2/two-calls/required' where the request requires a call.
+    'kimi-k2/call', and 'kimi-k2/call/required' where the request requires a call.
 
     arch: every object of the built image that holds CUDA code must hold code that the card can
     run. This needs none of NVIDIA's tools, and judges amd64 images on arm64, too.
