@@ -49,6 +49,7 @@ from pipeline.images.gate.smem.limits import Card, card_for
 from pipeline.images.gate.stage import GateRun, run_arch, run_numerics, run_parsers, run_smem
 from pipeline.images.start_test.expected import engine_of
 from pipeline.images.start_test.prove import prove_start
+from pipeline.serving.quality.texts import served_text
 
 _PATIENCE_S = 10.0  # for the first bytes of a named pipe
 # Of one core, for a case that was never judged: compiled, or run by Triton's interpreter.
@@ -66,6 +67,7 @@ class GateRequest:
     arch: str | None = None
     unpatched: bool = False
     series: str | None = None
+    weights: Path | None = None  # whose tokenizer says which markers are special
 
     @property
     def is_own(self) -> bool:
@@ -229,6 +231,9 @@ def _judge_parsers(context: GateContext, request: GateRequest, signing: Signing)
     plan = _plan_of(context, request.image, request.platform)
     gates = read_parser_gates(context.checkout, request.image)
     chosen = gates.chosen(request.case)
+    if request.weights is not None:
+        alike = gates.check_markers(served_text(request.weights).added_tokens, str(request.weights))
+        log.say(f"{request.weights}: its tokenizer has the markers of {', '.join(alike)}")
     families = len({case.family for case in chosen})
     log.say(
         f"{request.image}: {log.count(len(chosen), 'answer')} of"

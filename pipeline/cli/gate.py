@@ -54,6 +54,12 @@ series_option = click.option(
 )
 @flag_option("--unpatched", help="Judge the engine as published, without patches.")
 @series_option
+@click.option(
+    "--weights",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="DIR",
+    help="Compare the parsers' markers with the tokenizer in this folder of weights.",
+)
 @flag_option("--only-failed", help="Show only what failed or could not be judged.")
 @flag_option("--all", "show_all", help="List every case, also those that passed.")
 @flag_option("--discover", help="List the kernels that no case reaches yet.")
@@ -79,9 +85,9 @@ def gate_run_command(
     numerics: the same functions run under Triton's interpreter, with the block sizes chosen for
     the card and small seeded inputs; what they write is compared with a float64 reference.
 
-    parsers: the image's own chat endpoint reads known answers, cut in every way; a client must get
-    the reasoning, the content and the tool calls that were meant. Cases have names such as
-    'kimi-k2/two-calls'.
+    parsers: the image's own endpoints read known answers, cut in every way; a client must get the
+    reasoning, the content and the tool calls that were meant. Cases have names such as
+    'kimi-k2/call', and 'kimi-k2/call/required' where the request requires a call.
 
     arch: every object of the built image that holds CUDA code must hold code that the card can
     run. This needs none of NVIDIA's tools, and judges amd64 images on arm64, too.
@@ -96,6 +102,8 @@ def gate_run_command(
     if "arch" in request.only and not request.is_own:
         raise click.UsageError("--only arch judges the built image; leave the other choices out")
     gates = workspace.checkout().spec(request.image).gates
+    if request.weights and "parsers" not in (request.only or gates):
+        raise click.UsageError("--weights is about parsers; add --only parsers")
     if request.arch and not discover and request.wants_objects(gates):
         try:
             known = target_of(request.arch).arch in ARCHITECTURES

@@ -8,7 +8,6 @@ from typing import TypeVar
 from pipeline.artifacts.binary.fatbin import CUBIN, PTX, CodeTarget
 from pipeline.core import log
 from pipeline.images.gate.arch import ArchReport, ArchSpec, JudgedObject, ObjectVerdict
-from pipeline.images.gate.parsers.cases import MESSAGES
 from pipeline.images.gate.parsers.judge import ParserResult, ParserResults
 from pipeline.images.gate.smem.results import CaseResult, GateResult, NumericsResult
 
@@ -184,10 +183,9 @@ def show_parsers(
         f"{result.engine} {result.engine_version} {held}, {where} Python"
         f" {result.environment.python}, without torch, server and model"
     )
-    # the verdicts are about this route alone
-    for route, family in {case.route: case.family for case in result.cases if case.route}.items():
-        path = "messages" if family == MESSAGES else "chat/completions"
-        lines.append(f"Judged: {route}, as /v1/{path} calls it")
+    # the verdicts are about these routes alone
+    for route, address in dict.fromkeys((c.route, c.address) for c in result.cases if c.route):
+        lines.append(f"Judged: {route}, as {address} calls it")
     lines += [f"Not judged: {name}: {why}" for name, why in result.not_judged.items()]
     if result.sandbox and result.sandbox.missing:
         lines.append(result.sandbox.sentence())

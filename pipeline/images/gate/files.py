@@ -75,13 +75,24 @@ def has_cases(checkout: Checkout, image: str) -> bool:
     return (checkout.folder(image) / "gates" / "engine.yaml").is_file()
 
 
+def parser_owner(checkout: Checkout, image: str) -> str:
+    """The image whose parsers.yaml counts: its own, else that of the base whose engine it has."""
+    folder = checkout.folder(image)
+    if (folder / "gates" / "parsers.yaml").is_file() or not (folder / "image.yaml").is_file():
+        return image
+    base = checkout.spec(image).base
+    return parser_owner(checkout, base) if isinstance(base, str) else image
+
+
 def parser_files(checkout: Checkout, image: str) -> dict[str, Path]:
     """An image's parsers.yaml, with the formats and truths that all images share."""
-    shared, own = f"{_SHARED}/parsers", checkout.folder(image) / "gates" / "parsers.yaml"
+    owner, shared = parser_owner(checkout, image), f"{_SHARED}/parsers"
+    own = checkout.folder(owner) / "gates" / "parsers.yaml"
     if not own.is_file():
         return {}
     files = sorted(checkout.folder(shared).glob("*.yaml"))
-    return {**{f"{shared}/{path.name}": path for path in files}, "gates/parsers.yaml": own}
+    name = "gates/parsers.yaml" if owner == image else f"{owner}/gates/parsers.yaml"
+    return {**{f"{shared}/{path.name}": path for path in files}, name: own}
 
 
 def gate_files(checkout: Checkout, image: str, gate: str, platform: str = "") -> dict[str, Path]:

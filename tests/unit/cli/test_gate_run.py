@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.unit.support import AMD64, ARM64, ROOT, Command
@@ -54,3 +57,35 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_fetched(
     sm120: Command, words: tuple[str, ...], code: int
 ) -> None:
     assert sm120(*RUN, *words).code == code
+
+
+def tokenizer(folder: Path, **changed: bool) -> Path:
+    """A folder of weights whose tokenizer has Kimi's markers."""
+    names = ("tool_calls_section_begin", "tool_calls_section_end", "tool_call_begin")
+    names += ("tool_call_argument_begin", "tool_call_end")
+    texts = {"<think>": False, "</think>": False}
+    texts |= {f"<|{name}|>": changed.get(name, False) for name in names}
+    decoder = {i: {"content": t, "special": s} for i, (t, s) in enumerate(texts.items())}
+    config = {"chat_template": "x", "added_tokens_decoder": decoder}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def test_a_tokenizer_that_agrees_is_named_with_its_families(sm120: Command, tmp_path: Path) -> None:
+    words = ("sglang-k2", "--only", "parsers", "--weights", str(tokenizer(tmp_path)))
+    assert "its tokenizer has the markers of kimi-k2, kimi-k2.5" in said(sm120, *words)
+
+
+def test_a_marker_that_a_tokenizer_has_otherwise_is_an_error_with_its_name(
+    sm120: Command, tmp_path: Path
+) -> None:
+    folder = tokenizer(tmp_path, tool_call_end=True)
+    ended = sm120(*RUN, "sglang-k2", "--only", "parsers", "--weights", str(folder))
+    assert ended.code == 10
+    assert "has '<|tool_call_end|>' as special, formats.yaml as not special" in ended.err
+
+
+@pytest.mark.parametrize("only", ["smem", "arch"])
+def test_weights_are_for_parsers_alone(sm120: Command, tmp_path: Path, only: str) -> None:
+    ended = sm120(*RUN, "sglang-k2", "--only", only, "--weights", str(tmp_path))
+    assert ended.code == 2

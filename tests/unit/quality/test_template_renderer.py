@@ -94,6 +94,44 @@ def write(folder: Path, **files: Any) -> Path:
     return folder
 
 
+def test_added_tokens_are_those_of_both_files_and_the_tokenizer_counts(tmp_path: Path) -> None:
+    decoder = {
+        "1": {"content": "<think>", "special": False},
+        "2": {"content": "<|im_end|>", "special": True},
+        "3": {"content": "<t>", "special": True},
+        "4": "no token",
+    }
+    config = {"chat_template": "x", "added_tokens_decoder": decoder}
+    known = read_model_text(write(tmp_path, tokenizer_config__json=config)).added_tokens
+    assert known == {"<think>": False, "<|im_end|>": True, "<t>": True}
+    listed = [{"id": 3, "content": "<t>", "special": False}, {"id": 4}, 5]
+    write(tmp_path, tokenizer__json={"added_tokens": listed})
+    assert read_model_text(tmp_path).added_tokens == {**known, "<t>": False}
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({}, {}),
+        ({"tokenizer__json": {"added_tokens": "none"}}, {}),
+        ({"tokenizer__json": [1]}, {}),
+    ],
+)
+def test_files_without_a_list_of_added_tokens_have_none(
+    tmp_path: Path, files: dict[str, Any], found: dict[str, bool]
+) -> None:
+    config = {"chat_template": "x", "added_tokens_decoder": []}
+    folder = write(tmp_path, tokenizer_config__json=config, **files)
+    assert read_model_text(folder).added_tokens == found
+
+
+def test_a_tokenizer_that_is_no_JSON_is_named(tmp_path: Path) -> None:
+    folder = write(tmp_path, tokenizer_config__json={"chat_template": "x"})
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(TemplateUnusable, match=r"tokenizer\.json"):
+        _ = read_model_text(folder).added_tokens
+
+
 def test_a_template_comes_from_its_own_file_before_the_field(tmp_path: Path) -> None:
     write(tmp_path, tokenizer_config__json={"chat_template": "field", "bos_token": "<s>"})
     assert read_model_text(tmp_path).render(USER) == "field"

@@ -8,6 +8,7 @@ for it. All of it is data; a worker is given the text, and what it means.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from string import Template
 from typing import Annotated, Any, ClassVar, Literal
@@ -34,12 +35,29 @@ ParserName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,40}$")
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 JsonType = Literal["string", "integer", "number", "boolean", "object", "array"]
 Severity = Literal["token by token", "larger steps"]
+Mode = Literal["required", "named", "thinking-off", "messages", "responses"]
 
 
 class MarkerSpec(Frozen):
     """One token of a model that its format is made of."""
 
     special: bool = Field(description="whether the model's tokenizer lists it as a special token")
+
+
+class ThinkingSwitch(Frozen):
+    """How a request turns thinking off, and what the template then puts before the answer."""
+
+    kwarg: Literal["enable_thinking", "thinking"] = Field(description="is false then")
+    prompt: Text = Field(description="what ends the prompt in place of the opening marker")
+    source: Upstream
+
+
+class GrammarText(Frozen):
+    """Where the grammar that engines have for a format differs from what a model writes alone."""
+
+    before: Text = Field(default="", description="what it puts before the calls")
+    no_arguments: Text = Field(default="", description="what it puts in a call without any")
+    source: Upstream | None = None
 
 
 class FormatSpec(Frozen):
@@ -53,6 +71,10 @@ class FormatSpec(Frozen):
     opened_by: Literal["model", "template"] = Field(
         default="template", description="who writes the marker that opens the reasoning"
     )
+    switch: ThinkingSwitch | None = Field(
+        default=None, description="none: these models always think, or no request decides it"
+    )
+    grammar: GrammarText | None = None
     calls: Text = "$calls"
     call: Text = ""
     argument: Text | None = Field(default=None, description="none: arguments are one JSON object")
@@ -104,6 +126,15 @@ class ConversationSpec(Frozen):
     )
 
 
+class ModeSpec(Frozen):
+    """Another way to ask for the same truths: a choice of tools, no thinking, another endpoint."""
+
+    truths: list[Name] = Field(min_length=1)
+    every_cut: list[Name] = Field(
+        default=[], description="truths that are also cut in two everywhere; others in few ways"
+    )
+
+
 class TruthsFile(Frozen):
     """Truths that images share, and the tools that they call."""
 
@@ -112,6 +143,7 @@ class TruthsFile(Frozen):
     tools: dict[ToolName, dict[str, JsonType]]
     truths: dict[Name, TruthSpec]
     conversations: dict[Name, ConversationSpec] = {}
+    modes: dict[Mode, ModeSpec] = {}
 
 
 class FamilySpec(Frozen):
@@ -121,6 +153,9 @@ class FamilySpec(Frozen):
     stands_for: list[str] = Field(min_length=1)
     parsers: dict[Literal["tool_call_parser", "reasoning_parser"], ParserName]
     model_type: Name = Field(default="other", description="`model_type` of the model's config.json")
+    always_thinks: Reason | None = Field(
+        default=None, description="why the format's switch is not there in these models' template"
+    )
 
 
 class AcceptedAnswer(Frozen):
@@ -154,6 +189,9 @@ class ParsersFile(Frozen):
     not_judged: dict[ParserName, Reason] = Field(
         default={}, description="parsers of recipes that no case can judge, and why"
     )
+    no_endpoint: dict[Literal["messages", "responses"], Reason] = Field(
+        default={}, description="endpoints that this version of the engine does not have"
+    )
 
 
 class ParserCase(Frozen):
@@ -172,6 +210,15 @@ class ParserCase(Frozen):
     tools: list[dict[str, Any]]
     cut_off: bool
     conversation: dict[str, Any] | None = None  # instead of a truth: what an agent sends
+    endpoint: Literal["chat", "messages", "responses"] = "chat"
+    tool_choice: Literal["auto", "required", "named"] = "auto"
+    template_kwargs: dict[str, bool] = {"thinking": True, "enable_thinking": True}
+    every_cut: bool = True
+    thought: str = ""  # how the answer begins, before anything that a grammar can hold
+    # the answer where a grammar holds it: to the format, or to JSON of calls or of arguments
+    forms: dict[Literal["native", "calls", "arguments"], str] = {}
+    # how the model's template writes calls of earlier turns: engines find a parser by it
+    template: str = ""
     timeout_s: int = 300
 
 
@@ -190,6 +237,28 @@ class ParserGates(Frozen):
                 f"{only}: matches no case ({known})", "Name one, or a pattern such as 'kimi-k2/*'."
             )
         return chosen
+
+    def check_markers(self, added: Mapping[str, bool], where: str) -> list[str]:
+        """Compares markers with the tokens that a model's tokenizer adds; names the families that
+        it can be of. A marker that is special there and not here would be lost, or shown."""
+        families = {case.family: case.markers for case in self.cases}
+        found = {name: sum(m in added for m in markers) for name, markers in families.items()}
+        alike = [name for name in families if found[name] == max(found.values())]
+        for name in alike if max(found.values()) else []:
+            for marker, special in families[name].items():
+                said = {True: "special", False: "not special", None: "no token of its own"}
+                if added.get(marker) is not special:
+                    raise GateInvalid(
+                        f"{where}: {name}: its tokenizer has {marker!r} as"
+                        f" {said[added.get(marker)]}, formats.yaml as {said[special]}",
+                        "Correct `special` in images/common/gates/parsers/formats.yaml.",
+                    )
+        if not max(found.values()):
+            raise GateInvalid(
+                f"{where}: its tokenizer has no marker of {', '.join(families)}",
+                "Name the folder of a model that the image's parsers.yaml judges.",
+            )
+        return alike
 
 
 def read_parser_gates(checkout: Checkout, image: str) -> ParserGates:
@@ -216,6 +285,11 @@ def read_parser_gates(checkout: Checkout, image: str) -> ParserGates:
                 known = there_are(title, truths.conversations)
                 raise GateInvalid(f"{files['parsers.yaml']}: no such conversation ({known})")
             cases += _conversation_cases(title, truths)
+        # of an endpoint that is not there, one case tells
+        absent = {
+            each: [c.name for c in cases if c.endpoint == each][:1] for each in file.no_endpoint
+        }
+        cases = [c for c in cases if c.name in absent.get(c.endpoint, (c.name,))]
     except KeyError as error:
         raise GateInvalid(f"images/common/gates/parsers: {error} is missing") from error
     except SpecInvalid as error:
@@ -255,7 +329,11 @@ def _offered(truths: TruthsFile) -> list[dict[str, Any]]:
                 "description": tool,
                 "parameters": {
                     "type": "object",
-                    "properties": {key: {"type": kind} for key, kind in keys.items()},
+                    # a grammar takes a list without `items` for an empty one
+                    "properties": {
+                        key: {"type": kind, **({"items": {}} if kind == "array" else {})}
+                        for key, kind in keys.items()
+                    },
                 },
             },
         }
@@ -265,35 +343,30 @@ def _offered(truths: TruthsFile) -> list[dict[str, Any]]:
 
 def _cases(name: str, family: FamilySpec, form: FormatSpec, truths: TruthsFile) -> list[ParserCase]:
     tools = _offered(truths)
-    opened = form.opened_by == "template"
-    cases = []
     for title, truth in truths.truths.items():
-        if title in form.leaves_out:
-            continue
         for called in truth.calls:
             if called.name not in truths.tools:
                 raise GateInvalid(f"truths.yaml: {title}: there is no tool {called.name!r}")
-        whole = ParserCase(
-            name=f"{name}/{title}",
-            family=name,
-            stands_for=family.stands_for,
-            parsers={str(flag): parser for flag, parser in family.parsers.items()},
-            model_type=family.model_type,
-            markers={
-                **{text: marker.special for text, marker in form.markers.items()},
-                **dict.fromkeys(form.turns, True),
-            },
-            prompt=_USER + (form.thinking[0] if opened else ""),
-            opened=opened,
-            text=written(form, truth),
-            truth=truth.model_dump(include={"reasoning", "content", "calls"}),
-            tools=tools,
-            cut_off=False,
-        )
+    known = {title: truth for title, truth in truths.truths.items() if title not in form.leaves_out}
+    cases = []
+    for title, truth in known.items():
+        whole = _case(f"{name}/{title}", family, form, truth, tools)
         cases.append(whole)
         if truth.cut_off:
             named = f"{whole.name}/{CUT_OFF}"
             cases.append(whole.model_copy(update={"name": named, "cut_off": True}))
+    for mode, spec in truths.modes.items():
+        if mode == "thinking-off" and (form.switch is None or family.always_thinks):
+            continue
+        for title in (*spec.truths, *spec.every_cut):
+            if title not in truths.truths:
+                raise GateInvalid(f"truths.yaml: modes: {mode}: there is no truth {title!r}")
+        for title in spec.truths:
+            if title in known:
+                named = f"{name}/{title}/{mode}"
+                case = _case(named, family, form, known[title], tools, mode)
+                every_cut = {"every_cut": title in spec.every_cut}
+                cases.append(case.model_copy(update=every_cut))
     return cases
 
 
@@ -313,18 +386,79 @@ def _conversation_cases(title: str, truths: TruthsFile) -> list[ParserCase]:
             truth={},
             tools=tools,
             cut_off=False,
+            endpoint="messages",
             conversation={"system": spec.system, "messages": spec.messages, "template": template},
         )
         for name, template in spec.templates.items()
     ]
 
 
-def written(form: FormatSpec, truth: TruthSpec) -> str:
-    """A truth as a model of this format writes it."""
+def _case(
+    name: str,
+    family: FamilySpec,
+    form: FormatSpec,
+    truth: TruthSpec,
+    tools: list[dict[str, Any]],
+    mode: Mode | None = None,
+) -> ParserCase:
+    """A truth in a family's format, as a request of this kind gets it."""
+    is_held = mode in ("required", "named")
+    if is_held and (not truth.calls or (mode == "named" and len(truth.calls) > 1)):
+        raise GateInvalid(f"truths.yaml: modes: {name}: {mode} needs a call")
+    off = form.switch if mode == "thinking-off" else None
+    # a grammar lets nothing but calls through after the thought
+    unsaid = {"content": ""} if is_held else {"reasoning": ""} if off else {}
+    truth = truth.model_copy(update=unsaid)
+    begun, text = thought(form, truth), written(form, truth)
+    changed: dict[str, Any] = {"thought": begun, "text": text}
+    if off is not None:
+        # the template has closed the thought
+        changed = {"text": text.removeprefix(begun), "template_kwargs": {off.kwarg: False}}
+    elif is_held:
+        indent = 2 if truth.pretty else None
+        calls = [{"name": call.name, "parameters": call.arguments} for call in truth.calls]
+        held: dict[str, Any] = {"calls": calls, "arguments": truth.calls[0].arguments}
+        forms = {
+            key: begun + json.dumps(value, ensure_ascii=False, indent=indent)
+            for key, value in held.items()
+        }
+        forms["native"] = written(form, truth, by_grammar=True)
+        changed |= {"tool_choice": mode, "forms": forms}
+    elif mode is not None:
+        changed |= {"endpoint": mode}
+    opened = form.opened_by == "template"
+    finish = {"finish": ["tool_calls", "stop"]} if mode == "named" else {}
+    return ParserCase(
+        name=name,
+        family=name.partition("/")[0],
+        stands_for=family.stands_for,
+        parsers={str(flag): parser for flag, parser in family.parsers.items()},
+        model_type=family.model_type,
+        markers={
+            **{text: marker.special for text, marker in form.markers.items()},
+            **dict.fromkeys(form.turns, True),
+        },
+        prompt=_USER + (off.prompt if off else form.thinking[0] if opened else ""),
+        opened=opened and off is None,
+        truth={**truth.model_dump(include={"reasoning", "content", "calls"}), **finish},
+        tools=tools,
+        cut_off=False,
+        template=form.call + (form.argument or ""),
+        **changed,
+    )
+
+
+def thought(form: FormatSpec, truth: TruthSpec) -> str:
+    """What a model writes before content and calls; one that does not think closes it at once."""
     opening, closing = form.thinking
-    # a model that does not think closes the block at once
-    text = ("" if form.opened_by == "template" else opening) + truth.reasoning + closing
-    text += truth.content
+    return ("" if form.opened_by == "template" else opening) + truth.reasoning + closing
+
+
+def written(form: FormatSpec, truth: TruthSpec, *, by_grammar: bool = False) -> str:
+    """A truth as a model of this format writes it, alone or held by an engine's grammar."""
+    text = thought(form, truth) + truth.content
+    held = form.grammar if by_grammar and form.grammar else GrammarText()
+    text += held.before
     if not truth.calls:
         return text
     calls = []
@@ -334,6 +468,7 @@ def written(form: FormatSpec, truth: TruthSpec) -> str:
         )
         if form.argument is not None:
             arguments = "".join(_element(form, k, v) for k, v in call.arguments.items())
+        arguments = arguments or held.no_arguments
         values = {"name": call.name, "index": index, "arguments": arguments}
         calls.append(Template(form.call).substitute(values))
     return text + Template(form.calls).substitute(calls=form.between.join(calls))

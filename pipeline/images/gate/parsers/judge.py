@@ -14,9 +14,8 @@ from pipeline.core.model import Digest, Frozen, canonical_json, sha256_of
 from pipeline.core.verdict import GateVerdict, worst
 from pipeline.images.assemble.plan import ImagePlan
 from pipeline.images.gate.evidence import Evidence
-from pipeline.images.gate.files import read_setup
+from pipeline.images.gate.files import parser_owner, read_setup
 from pipeline.images.gate.parsers.cases import (
-    AcceptedAnswer,
     ParserCase,
     ParserGates,
     ParsersFile,
@@ -52,8 +51,10 @@ class BreakingStream(Frozen):
 class ParserAnswer(CaseReply):
     """What a worker reports of one case."""
 
-    ended: Literal["judged", "no parser", "not imported", "died", "timed out"]
+    ended: Literal["judged", "no parser", "no endpoint", "not imported", "died", "timed out"]
     route: str = ""  # the function of the engine that was driven
+    address: str = ""  # the endpoint that calls it
+    form: str = ""  # how the model writes calls: in its own format, or as the engine's JSON
     streams: int = 0
     failed: int = 0
     faults: list[str] = []
@@ -95,25 +96,29 @@ class ParserResult(Frozen):
     unstreamed: dict[str, Any] | None = None
     smallest: BreakingStream | None = None
     route: str = ""
+    address: str = ""
+    form: str = ""
     stand_ins: list[str] = []
     seconds: float = 0.0
     cached: bool = False
 
     @classmethod
     def of(
-        cls,
-        case: ParserCase,
-        answer: ParserAnswer,
-        accepted: Sequence[AcceptedAnswer],
-        cached: bool,
+        cls, case: ParserCase, answer: ParserAnswer, file: ParsersFile, cached: bool
     ) -> ParserResult:
         """The verdict on one case."""
         verdict: GateVerdict = "passed"
         severity: Severity | None = None
         message = ""
-        if answer.ended != "judged":
+        absent = file.no_endpoint.get(case.endpoint) if case.endpoint != "chat" else None
+        if absent and answer.ended == "no endpoint":
+            verdict, message = "accepted", absent
+        elif answer.ended != "judged":
             reasons = {"timed out": f"took longer than {case.timeout_s} s and was stopped"}
             verdict, message = "unknown", answer.message or reasons.get(answer.ended, answer.ended)
+        elif absent:
+            verdict = "unknown"
+            message = f"the engine has this endpoint: take {case.endpoint} out of no_endpoint"
         elif not answer.streams:
             verdict, message = "unknown", "no stream was tried"
         elif answer.failed:
@@ -121,12 +126,12 @@ class ParserResult(Frozen):
             if case.conversation is None:
                 severity = "token by token" if answer.token_by_token else "larger steps"
             verdict, message = "failed", answer.wrong
-            for known in accepted:
+            for known in file.accepted:
                 is_meant = fnmatchcase(case.name, known.case) and known.only in (None, severity)
                 if is_meant and set(answer.faults) <= set(known.faults):
                     verdict, message = "accepted", f"{known.reason} {known.upstream[0]}"
                     break
-        copied = ("streams", "failed", "faults", "unstreamed", "route", "stand_ins")
+        copied = ("streams", "failed", "faults", "unstreamed", "route", "address", "form")
         return cls(
             **case.model_dump(include={"name", "family", "parsers", "stands_for"}),
             **{field: getattr(answer, field) for field in copied},
@@ -134,6 +139,7 @@ class ParserResult(Frozen):
             message=message,
             severity=severity,
             smallest=answer.smallest,
+            stand_ins=answer.stand_ins,
             seconds=answer.seconds,
             cached=cached,
         )
@@ -195,14 +201,17 @@ class ParserTarget(WorkerTarget[ParserCase, ParserAnswer]):
         }
 
 
+@dataclass(frozen=True)
 class ParserGate(OpenedGate[ParserGates]):
-    """An image made ready for judging its parsers."""
+    """An image made ready for judging its parsers; `plan` is that whose engine it has."""
+
+    image: ImagePlan | None = None  # where its base has the engine
 
     def judge(self, tree: EngineTree, cases: Sequence[ParserCase]) -> list[ParserResult]:
         """Every case's verdict on one tree."""
         target = ParserTarget(self.context.store, self.environment, tree, self.gates.file)
         return [
-            ParserResult.of(case, answer, self.gates.file.accepted, is_kept)
+            ParserResult.of(case, answer, self.gates.file, is_kept)
             for case, answer, is_kept in kept_or_asked(target, cases)
         ]
 
@@ -211,19 +220,22 @@ def open_parser_gate(
     context: GateContext, plan: ImagePlan, series: str | None = None
 ) -> ParserGate:
     """Reads an image's cases and makes what they need: neither torch nor Triton."""
-    name = plan.spec.name
-    gates = read_parser_gates(context.checkout, name)
-    pin = engine_pin(context, plan, read_setup(context.checkout, name).package, None)
+    image, owner = plan, parser_owner(context.checkout, plan.spec.name)
+    while plan.spec.name != owner and plan.base is not None:
+        plan = plan.base
+    gates = read_parser_gates(context.checkout, image.spec.name)
+    pin = engine_pin(context, plan, read_setup(context.checkout, owner).package, None)
     environment = make_environment(context, plan, gates.file.wheels, kernels=False)
     tree, chosen = engine_tree(context, plan, pin), chosen_series(context, plan, series)
-    return ParserGate(context, plan, gates, environment, tree, chosen, is_own=series is None)
+    about = (context, plan, gates, environment, tree, chosen)
+    return ParserGate(*about, is_own=series is None, image=image)
 
 
 def run_parser_gate(
     gate: ParserGate, *, unpatched: bool = False, only: str | None = None
 ) -> ParserResults:
     """Judges an image's parsers; a result of some cases alone is not the image's own."""
-    start, plan = time.monotonic(), gate.plan
+    start, plan = time.monotonic(), gate.image or gate.plan
     tree = gate.tree if unpatched else gate.patched()
     cases = gate.judge(tree, gate.gates.chosen(only))
     record = gate.context.store.image_record(plan.spec.name, plan.platform)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,8 @@ class ModelText:
     inputs: Mapping[str, str] = field(default_factory=dict)  # digests of the files, by name
     tokenizer_file: Path | None = None
     why_no_tokenizer: str = ""
+    # tokens that the config adds to the vocabulary → whether they are special
+    config_tokens: Mapping[str, bool] = field(default_factory=dict)
 
     def render(self, messages: Any, tools: Any = None, **options: Any) -> str:
         """The text of a conversation."""
@@ -37,6 +39,21 @@ class ModelText:
     def count(self, text: str) -> int:
         """Tokens of a rendered text; the template has written the special ones itself."""
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    @cached_property
+    def added_tokens(self) -> Mapping[str, bool]:
+        """Tokens beside the vocabulary, by text, and whether a decoder may leave them out."""
+        if self.tokenizer_file is None:
+            return self.config_tokens
+        try:
+            whole = read_json(
+                self.tokenizer_file.read_bytes(), most_bytes=_MOST_BYTES[TOKENIZER], any_int=True
+            )
+        except JsonInvalid as error:
+            raise TemplateUnusable(f"{self.tokenizer_file}: {error}") from error
+        listed = whole.get("added_tokens") if isinstance(whole, dict) else None
+        # where both files list a token, engines go by the tokenizer's own
+        return {**self.config_tokens, **_added(listed if isinstance(listed, list) else [])}
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -50,6 +67,14 @@ class ModelText:
         # the library raises plain Exception for any file that it cannot read
         except Exception as error:
             raise TemplateUnusable(f"{self.tokenizer_file}: {str(error)[:300]}") from error
+
+
+def _added(listed: Iterable[Any]) -> dict[str, bool]:
+    return {
+        token["content"]: bool(token.get("special"))
+        for token in listed
+        if isinstance(token, dict) and isinstance(token.get("content"), str)
+    }
 
 
 def read_model_text(folder: Path) -> ModelText:
@@ -96,6 +121,7 @@ def read_model_text(folder: Path) -> ModelText:
         if name.endswith("_token")
     }
     tokens = {name: text for name, text in named_tokens.items() if isinstance(text, str)}
+    decoder = config.get("added_tokens_decoder")
     has_tokenizer = read(TOKENIZER) is not None
     other = next((name for name in OTHER_TOKENIZERS if (folder / name).is_file()), None)
     why = f"only its own Python code reads {other}" if other else f"{TOKENIZER} is missing"
@@ -105,4 +131,5 @@ def read_model_text(folder: Path) -> ModelText:
         inputs=inputs,
         tokenizer_file=folder / TOKENIZER if has_tokenizer else None,
         why_no_tokenizer="" if has_tokenizer else why,
+        config_tokens=_added(decoder.values() if isinstance(decoder, dict) else []),
     )

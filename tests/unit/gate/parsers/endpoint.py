@@ -14,11 +14,14 @@ from tests.unit.gate.parsers.reference import Reference
 class ReferenceEndpoint:
     """Sends the deltas that a sound engine sends, or one with a defect."""
 
-    def __init__(self, form: dict[str, Any], tools: dict[str, Any], defect: str = "") -> None:
-        self.form, self.tools, self.defect = form, tools, defect
+    def __init__(
+        self, form: dict[str, Any], tools: dict[str, Any], defect: str = "", thinks: bool = True
+    ) -> None:
+        self.form, self.tools, self.defect, self.thinks = form, tools, defect, thinks
 
     def send(self, steps: list[list[ByteToken]], reason: str) -> ClientAnswer:
-        parser, answer = Reference(self.form, self.tools, self.defect), ClientAnswer()
+        parser = Reference(self.form, self.tools, self.defect, thinks=self.thinks)
+        answer = ClientAnswer()
         is_called = False
         for place, step in enumerate(steps):
             final = place + 1 == len(steps)

@@ -58,10 +58,15 @@ def pattern(template: str, **groups: str) -> str:
 class Reference:
     """Reads an answer step by step; `calls` are (index, name, arguments) or part of that."""
 
-    def __init__(self, form: dict[str, Any], tools: dict[str, Any], defect: str = "") -> None:
+    def __init__(
+        self, form: dict[str, Any], tools: dict[str, Any], defect: str = "", *, thinks: bool = True
+    ) -> None:
         self.form, self.tools, self.defect = form, tools, defect
         self.buffer, self.count = "", 0
         self.phase = "think" if form["opened_by"] == "template" else "begin"
+        # the template has closed the thought
+        if not thinks and defect != "takes an answer for a thought":
+            self.phase = "content"
         name = r"[\w.]+" if defect == "name without hyphens" else r"[\w.-]+"
         flags = re.NOFLAG if defect == "arguments on one line" else re.DOTALL
         call = pattern(form["call"], name=name, index=r"\d+", arguments=".*?")

@@ -16,9 +16,10 @@ from pipeline.images.spec.checkout import Checkout
 from tests.unit.gate.parsers.test_parser_cases import PARSERS, TRUTHS, checkout
 from tests.unit.support import ROOT
 
+GATES = read_parser_gates(Checkout(ROOT), "vllm")
 CASES = {
     case.name.removeprefix(f"{MESSAGES}/"): case
-    for case in read_parser_gates(Checkout(ROOT), "vllm").cases
+    for case in GATES.cases
     if case.family == MESSAGES
 }
 Json = dict[str, Any]
@@ -26,8 +27,6 @@ Json = dict[str, Any]
 
 class Conversion:
     """Rewrites requests as chat messages, soundly or with a defect."""
-
-    messages_route = "here"
 
     def __init__(self, defect: str = "") -> None:
         self.defect = defect
@@ -76,7 +75,7 @@ def judged(name: str, defect: str = "") -> ParserResult:
     case = CASES[name]
     told = judge_conversation(case.model_dump(), None, Conversion(defect))
     answer = ParserAnswer.model_validate({"case": case.name, "ended": "judged", **told})
-    return ParserResult.of(case, answer, [], cached=False)
+    return ParserResult.of(case, answer, GATES.file, cached=False)
 
 
 @pytest.mark.parametrize("name", CASES)

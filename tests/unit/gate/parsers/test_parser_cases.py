@@ -17,6 +17,7 @@ from pipeline.images.gate.parsers.cases import (
     AcceptedAnswer,
     FormatSpec,
     ParserCase,
+    ParsersFile,
     ToolCallSpec,
     TruthSpec,
     read_parser_gates,
@@ -143,6 +144,9 @@ CASE = ParserCase(
 )
 
 
+FILE = ParsersFile(wheels=[], families={})
+
+
 def answer(**changed: Any) -> ParserAnswer:
     known = {"case": "one/call", "ended": "judged", "streams": 9, "failed": 2, "faults": ["names"]}
     return ParserAnswer.model_validate({**known, **changed})
@@ -173,7 +177,9 @@ def accepted(**changed: Any) -> AcceptedAnswer:
 def test_the_verdict_on_an_answer(
     given: dict[str, Any], known: list[AcceptedAnswer], verdict: str
 ) -> None:
-    result = ParserResult.of(CASE, answer(**given), known, cached=False)
+    result = ParserResult.of(
+        CASE, answer(**given), FILE.model_copy(update={"accepted": known}), cached=False
+    )
     assert result.verdict == verdict
     if verdict == "accepted":
         assert LINK in result.message
@@ -181,10 +187,10 @@ def test_the_verdict_on_an_answer(
 
 def test_the_message_has_the_smallest_step_that_breaks_it() -> None:
     step = {"tokens": 2, "step": ".<t>", "empty_end": False, "faults": ["content"]}
-    said = ParserResult.of(CASE, answer(smallest=step), [], cached=False).message
+    said = ParserResult.of(CASE, answer(smallest=step), FILE, cached=False).message
     assert said == "names: a step of 2 tokens: '.<t>'"
     whole = ParserResult.of(
-        CASE, answer(unstreamed={"faults": ["names"]}), [], cached=False
+        CASE, answer(unstreamed={"faults": ["names"]}), FILE, cached=False
     ).message
     assert whole == "names: also without a stream"
 
@@ -244,12 +250,12 @@ def test_what_a_client_cannot_use_is_a_fault(client: ClientAnswer, faults: list[
 
 
 def test_a_result_is_JSON() -> None:
-    result = ParserResult.of(CASE, answer(), [], cached=False)
+    result = ParserResult.of(CASE, answer(), FILE, cached=False)
     assert json.loads(result.model_dump_json())["faults"] == ["names"]
 
 
 def judged(**changed: Any) -> ParserResult:
-    return ParserResult.of(CASE, answer(**changed), [], cached=False)
+    return ParserResult.of(CASE, answer(**changed), FILE, cached=False)
 
 
 GOOD = judged(failed=0, faults=[])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,75 +18,21 @@ from pipeline.images.gate.parsers.worker.streams import Stream, every_stream
 from pipeline.images.gate.parsers.worker.tokens import ByteTokenizer
 from pipeline.images.gate.smem.engine import EngineTree
 from pipeline.images.gate.smem.run import kept_or_asked
-from tests.unit.gate.parsers import reference
+from tests.unit.gate.parsers.little_engine import write_engine
 from tests.unit.gate.parsers.test_planted_parsers import CASES, FORMATS, GATES, TOOLS
 from tests.unit.gate.smem.test_run import FACTS, ThisPython
 
-ENGINE = '''
-"""The least that SGLang's endpoint has: requests, a stream of events, an answer as a whole."""
-import json, os, types
-import torch  # stood in for
-from sglang.reference import Reference
-
-HERE = os.path.dirname(os.path.abspath(__file__))
-SETUP = json.load(open(os.path.join(HERE, "setup.json")))
-assert not torch.cuda.is_available() and not isinstance(3, torch.Tensor)
-
-
-class OpenAIServingChat:
-    def __init__(self, manager, template):
-        self.manager = manager
-        name, _, defect = manager.server_args.tool_call_parser.partition(" ")
-        self.form, self.defect = SETUP["formats"][name], defect.replace("_", " ")
-
-    def deltas(self, steps, defect):
-        parser = Reference(self.form, SETUP["tools"], defect)
-        for text, final in steps:
-            out = parser.feed(text, final=final)
-            calls = [{"index": i, "id": str(i), "function": {"name": n, "arguments": a}}
-                     for i, n, a in out["calls"]]
-            yield {"reasoning_content": out["reasoning"], "content": out["content"],
-                   "tool_calls": calls}
-
-    async def _generate_chat_stream(self, adapted, request, raw):
-        seen, steps, called = 0, [], False
-        async for content in self.manager.generate_request(adapted, raw):
-            final = content["meta_info"]["finish_reason"] is not None
-            steps.append((content["text"][seen:], final))
-            seen = len(content["text"])
-        for delta in self.deltas(steps, self.defect):
-            called = called or bool(delta["tool_calls"])
-            yield "data: " + json.dumps({"choices": [{"index": 0, "delta": delta}]}) + "\\n\\n"
-        end = {"delta": {}, "finish_reason": "tool_calls" if called else "stop"}
-        yield "data: " + json.dumps({"choices": [end]}) + "\\n\\n"
-        yield "data: [DONE]\\n\\n"
-
-    def _build_chat_response(self, request, ret, created):
-        # only a stream mixes up two calls
-        defect = "" if self.defect.startswith("second") else self.defect
-        (message,) = self.deltas([(ret[0]["text"], True)], defect)
-        finish = "tool_calls" if message["tool_calls"] else "stop"
-        said = json.dumps({"choices": [{"message": message, "finish_reason": finish}]})
-        return types.SimpleNamespace(model_dump_json=lambda: said)
-'''
 NAMES = ("call-no-think", "two-calls", "think/cut-off")
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> ParserTarget:
-    folder = tmp_path / "engine" / "sglang" / "srt" / "entrypoints" / "openai"
-    folder.mkdir(parents=True)
-    (folder / "serving_chat.py").write_text(ENGINE)
-    request = "import types\n\nclass ChatCompletionRequest(types.SimpleNamespace):\n    pass\n"
-    (folder / "protocol.py").write_text(request)
     formats = {name: whole_format(name, FORMATS).model_dump(mode="json") for name in CASES}
-    (folder / "setup.json").write_text(json.dumps({"formats": formats, "tools": TOOLS}))
-    package = tmp_path / "engine" / "sglang"
-    shutil.copyfile(reference.__file__, package / "reference.py")
-    (package / "__init__.py").write_text("raise RuntimeError('starts a whole server')\n")
+    write_engine(tmp_path / "engine", formats, TOOLS)
     tree = EngineTree(tmp_path / "engine", "sglang", "1", f"sha256:{'0' * 64}")
     environment = ThisPython(tmp_path / "environment", FACTS, ("torch",))
-    file = GATES.file.model_copy(update={"bare": ["sglang"], "left_out": []})
+    changed = {"bare": ["sglang"], "left_out": [], "no_endpoint": {}}
+    file = GATES.file.model_copy(update=changed)
     return ParserTarget(open_store(tmp_path / "store"), environment, tree, file)
 
 
@@ -96,7 +43,7 @@ def asked(parser: str, *truths: str) -> list[ParserCase]:
 
 def judged(target: ParserTarget, cases: list[ParserCase]) -> dict[str, ParserResult]:
     return {
-        case.name.partition("/")[2]: ParserResult.of(case, answer, [], cached=kept)
+        case.name.partition("/")[2]: ParserResult.of(case, answer, target.file, cached=kept)
         for case, answer, kept in kept_or_asked(target, cases)
     }
 
@@ -154,6 +101,100 @@ def test_an_endpoint_that_is_gone_is_unknown_and_is_asked_again(target: ParserTa
         "ModuleNotFoundError: No module named 'nowhere'",
     )
     assert not any(result.cached for result in judged(target, cases).values())
+
+
+# Another way to ask → what can be wrong there, and a truth that shows it.
+PLANTED = {
+    "required": {
+        "": "two-calls",
+        "arguments come late": "call",
+        "forgets empty arguments": "empty-arguments",
+        "no grammar": "two-calls",  # sound: the model writes its own format then
+    },
+    "named": {"": "escapes", "arguments come late": "hyphen-name"},
+    "thinking-off": {"": "content-call", "takes an answer for a thought": "call"},
+    "messages": {
+        "": "three-kinds",
+        "block of space within a call": "two-calls",
+        "delta of another kind": "call",
+        "never closes": "content-call",
+        "ends its turn": "call",
+        "no end": "plain",
+        "name without hyphens": "three-kinds",
+    },
+    "responses": {
+        "": "three-kinds",
+        "no name": "call",
+        "loses a delta": "call",
+        "half an item": "call",
+        "forgets its calls": "content-call",
+        "other ids": "call",
+        "fails": "plain",
+        "counts by two": "plain",
+        "loses other letters": "unicode",
+    },
+}
+SOUND = ("", "no grammar")
+
+
+def test_each_way_to_ask_passes_sound_engines_and_catches_planted_defects(
+    target: ParserTarget,
+) -> None:
+    cases = []
+    for mode, defects in PLANTED.items():
+        for defect, truth in defects.items():
+            whole = CASES["kimi-k2.5"][f"{truth}/{mode}"]
+            parsers = {"tool_call_parser": f"kimi-k2.5 {defect.replace(' ', '_')}".strip()}
+            named = f"{mode}/{defect}/{truth}"
+            cases.append(whole.model_copy(update={"parsers": parsers, "name": named}))
+    verdicts = {
+        case.name: ParserResult.of(case, answer, target.file, cached=False).verdict
+        for case, answer, _ in kept_or_asked(target, cases)
+    }
+    meant = {
+        f"{mode}/{defect}/{truth}": "passed" if defect in SOUND else "failed"
+        for mode, defects in PLANTED.items()
+        for defect, truth in defects.items()
+    }
+    assert verdicts == meant
+
+
+def test_an_answer_that_no_grammar_lets_through_says_nothing_about_the_parser(
+    target: ParserTarget,
+) -> None:
+    parsers = {"parsers": {"tool_call_parser": "kimi-k2.5 refuses"}}
+    case = CASES["kimi-k2.5"]["call/required"].model_copy(update=parsers)
+    (result,) = judged(target, [case]).values()
+    assert (result.verdict, result.streams) == ("unknown", 0)
+    assert "grammar does not let this answer through" in result.message
+
+
+def test_a_parser_that_the_engine_chooses_is_the_one_of_the_template(target: ParserTarget) -> None:
+    case = CASES["kimi-k2.5"]["call"]
+    chosen = case.model_copy(update={"parsers": {"tool_call_parser": "auto"}})
+    other = chosen.model_copy(update={"template": "<call>", "name": "kimi-k2.5/other"})
+    found = judged(target, [chosen, other])
+    assert found["call"].verdict == "passed"
+    assert found["other"].verdict == "unknown"
+    assert "finds no parser" in found["other"].message
+
+
+def test_an_endpoint_that_an_engine_never_had_is_accepted_only_where_the_file_says_so(
+    target: ParserTarget,
+) -> None:
+    shutil.rmtree(target.tree.folder / "sglang/srt/entrypoints/anthropic")
+    cases = [
+        CASES["kimi-k2.5"][f"plain/{kind}"].model_copy(
+            update={"parsers": {"tool_call_parser": "kimi-k2.5"}}
+        )
+        for kind in ("messages", "responses")
+    ]
+    why = dict.fromkeys(("messages", "responses"), "This version has no such endpoint.")
+    known = replace(target, file=target.file.model_copy(update={"no_endpoint": why}))
+    found = {name: result.verdict for name, result in judged(known, cases).items()}
+    # what it has must be judged
+    assert found == {"plain/messages": "accepted", "plain/responses": "unknown"}
+    assert judged(target, cases)["plain/messages"].verdict == "unknown"
 
 
 @pytest.mark.parametrize("what", ["engine", "case", "setup", "absent"])

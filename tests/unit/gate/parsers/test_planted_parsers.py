@@ -29,9 +29,9 @@ TOOLS = dict(read_yaml(FILES["truths.yaml"], TruthsFile).tools)
 TELLING = ("plain", "think", "three-kinds", "empty-twice", "unicode", "edge-space", "less-than")
 
 
-def endpoint(name: str, defect: str = "") -> ReferenceEndpoint:
+def endpoint(name: str, defect: str = "", thinks: bool = True) -> ReferenceEndpoint:
     form = whole_format(name, FORMATS).model_dump()
-    return ReferenceEndpoint(form, TOOLS, defect)
+    return ReferenceEndpoint(form, TOOLS, defect, thinks)
 
 
 def planted() -> list[tuple[str, str, str]]:
@@ -58,7 +58,8 @@ def planted() -> list[tuple[str, str, str]]:
 def failures(name: str, truth: str, defect: str = "") -> int:
     case = CASES[name][truth].model_dump()
     judge = judge_cut_off if case["cut_off"] else judge_whole
-    answer = judge(case, ByteTokenizer(case["markers"]), endpoint(name, defect))
+    thinks = all(case["template_kwargs"].values())
+    answer = judge(case, ByteTokenizer(case["markers"]), endpoint(name, defect, thinks))
     return int(answer["failed"])
 
 
@@ -77,6 +78,13 @@ def test_a_sound_parser_passes_every_case(name: str) -> None:
 @pytest.mark.parametrize(("name", "defect", "truth"), planted())
 def test_a_planted_defect_is_caught(name: str, defect: str, truth: str) -> None:
     assert failures(name, truth, defect)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "plain/thinking-off" in CASES[name]])
+def test_an_answer_without_a_thought_is_none(name: str) -> None:
+    assert failures(name, "plain/thinking-off") == 0
+    assert failures(name, "plain/thinking-off", "takes an answer for a thought")
+    assert failures(name, "call/thinking-off", "takes an answer for a thought")
 
 
 def test_every_format_that_an_image_judges_has_planted_defects() -> None:

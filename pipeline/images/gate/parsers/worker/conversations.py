@@ -19,8 +19,6 @@ _MOST_SHOWN = 400
 class MessagesEndpoint(Protocol):
     """An engine's `/v1/messages` that serves a model with one chat template."""
 
-    messages_route: str
-
     def convert(self, asked: Json) -> list[Json]:
         """A request as the chat messages that the template gets."""
 
@@ -56,7 +54,7 @@ def judge_conversation(case: Json, tokenizer: Any, endpoint: MessagesEndpoint) -
         if found and ("message" not in answer or "prefix changed" in found - faults):
             answer["message"] = said
         faults |= found
-    return {**answer, "faults": sorted(faults), "route": endpoint.messages_route}
+    return {**answer, "faults": sorted(faults)}
 
 
 def _rendered(messages: list[Json], template: str | None) -> str:

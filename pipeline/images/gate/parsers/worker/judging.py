@@ -47,7 +47,8 @@ def judge_whole(case: Json, tokenizer: ByteTokenizer, endpoint: Endpoint) -> Jso
         unstreamed, shown = [f"raises {type(error).__name__}"], str(error)[:_MOST_SHOWN]
     failed: list[tuple[Stream, list[str]]] = []
     count = 0
-    for stream in every_stream(len(tokens), tokenizer.words(tokens), case["name"]):
+    words = tokenizer.words(tokens)
+    for stream in every_stream(len(tokens), words, case["name"], case["every_cut"]):
         count += 1
         if found := faults(stream)[0]:
             failed.append((stream, found))

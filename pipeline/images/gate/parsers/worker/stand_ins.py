@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 import types
 from pathlib import Path
@@ -165,4 +166,6 @@ def install_stand_ins(root: str, bare: list[str], missing: list[str]) -> Any:
         whole = types.SimpleNamespace(min=-(2**63), max=2**63 - 1)
         # requests check the range of their numbers by it
         importlib.import_module("torch").__dict__["iinfo"] = lambda kind: whole
+        # xgrammar's binding would compile an extension of torch
+        os.environ["TVM_FFI_DISABLE_TORCH_C_DLPACK"] = "1"
     return lambda: sorted({name for hook in hooks for name in hook.used})
