@@ -46,9 +46,19 @@ from pipeline.images.gate.smem.image_gate import (
 )
 from pipeline.images.gate.smem.image_gate import sweep_launches as sweep
 from pipeline.images.gate.smem.limits import Card, card_for
-from pipeline.images.gate.stage import GateRun, run_arch, run_numerics, run_parsers, run_smem
+from pipeline.images.gate.stage import (
+    GateRun,
+    run_arch,
+    run_numerics,
+    run_parsers,
+    run_smem,
+    run_templates,
+)
+from pipeline.images.gate.templates.judge import open_template_gate
+from pipeline.images.gate.templates.sources import read_template_gates
 from pipeline.images.start_test.expected import engine_of
 from pipeline.images.start_test.prove import prove_start
+from pipeline.serving.quality.texts import served_text
 
 _PATIENCE_S = 10.0  # for the first bytes of a named pipe
 # Of one core, for a case that was never judged: compiled, or run by Triton's interpreter.
@@ -66,6 +76,7 @@ class GateRequest:
     arch: str | None = None
     unpatched: bool = False
     series: str | None = None
+    weights: tuple[tuple[str, Path], ...] = ()  # families of models, and where their weights are
 
     @property
     def is_own(self) -> bool:
@@ -143,17 +154,20 @@ def run_gates(
     spec = checkout.spec(name)
     # an image that names no gate gets the error that it has no cases
     judges_kernels = "smem" in spec.gates or not {"arch", "parsers"} & {*spec.gates}
-    # names of parsers' cases alone have a slash
+    # of names of kernels none has a slash; one that has it is taken for an answer's
     judges_kernels = judges_kernels and "/" not in (request.case or "")
     judges_parsers = "parsers" in spec.gates and "/" in (request.case or "/")
+    judges_templates = "templates" in spec.gates and request.case is None
     if request.only:
-        judges_parsers = "parsers" in request.only
+        judges_parsers, judges_templates = (x in request.only for x in ("parsers", "templates"))
         judges_kernels = bool({"smem", "numerics"} & {*request.only})
     with context.store.in_use():
         if judges_kernels:
             runs += _judge_kernels(context, request, signing)
         if judges_parsers and not kernels_only:
             runs.append(_judge_parsers(context, request, signing))
+        if judges_templates and not kernels_only:
+            runs.append(_judge_templates(context, request, signing))
         if request.wants_objects(spec.gates) and not kernels_only:
             try:
                 built = find_image(checkout, context.store, name, request.platform)
@@ -240,6 +254,27 @@ def _judge_parsers(context: GateContext, request: GateRequest, signing: Signing)
             opened, plan.spec.main_arch, unpatched=request.unpatched, only=request.case
         )
     if run.parsers and (digest := run.parsers.image_digest):
+        keep_evidence(context.store, request.image, plan.platform, digest, [run.evidence])
+        state_gates(context.checkout, context.store, plan, signing)
+    return run
+
+
+def _judge_templates(context: GateContext, request: GateRequest, signing: Signing) -> GateRun:
+    plan = _plan_of(context, request.image, request.platform)
+    gates = read_template_gates(context.checkout, request.image)
+    chosen = gates.chosen(request.case, [name for name, _ in request.weights])
+    count = log.count(sum(len(each) for each in chosen.values()), "conversation")
+    log.say(
+        f"{request.image}: {count} of {log.count(len(chosen), 'family', 'families')} of models,"
+        " rendered by the image and by the reference; needs no GPU"
+    )
+    texts = {name: served_text(path) for name, path in request.weights}
+    opened = open_template_gate(context, plan, texts, request.case, request.series)
+    with log.step(f"Judging how {request.image} renders conversations"):
+        run = run_templates(
+            opened, plan.spec.main_arch, unpatched=request.unpatched, only=request.case
+        )
+    if run.templates and (digest := run.templates.image_digest):
         keep_evidence(context.store, request.image, plan.platform, digest, [run.evidence])
         state_gates(context.checkout, context.store, plan, signing)
     return run

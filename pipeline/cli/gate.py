@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from pipeline.cli.gate_tables import (
     show_numbers,
     show_objects,
     show_parsers,
+    show_templates,
     show_unreached,
 )
 from pipeline.cli.options import Numbers, flag_option, query
@@ -38,12 +40,29 @@ series_option = click.option(
 )
 
 
+def _named_paths(
+    context: click.Context, option: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, Path], ...]:
+    """`FAMILY=PATH`, each family once."""
+    pairs = []
+    for value in values:
+        name, sign, path = value.partition("=")
+        if not (sign and path and re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,60}", name)):
+            raise click.BadParameter(f"{value!r} is not FAMILY=PATH, such as kimi-k2.5=/models/k26")
+        if not Path(path).exists():
+            raise click.BadParameter(f"{path}: there is no such file or folder")
+        pairs.append((name, Path(path)))
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise click.BadParameter("names a family twice")
+    return tuple(pairs)
+
+
 @query
 @click.argument("image", metavar="IMAGE")
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice(["smem", "numerics", "parsers", "arch"]),
+    type=click.Choice(["smem", "numerics", "parsers", "templates", "arch"]),
     help="Run only this gate. Repeatable [default: all that the image names].",
 )
 @click.option("--case", metavar="PATTERN", help="Judge only cases such as 'extend-mla-*'.")
@@ -54,6 +73,13 @@ series_option = click.option(
 )
 @flag_option("--unpatched", help="Judge the engine as published, without patches.")
 @series_option
+@click.option(
+    "--weights",
+    multiple=True,
+    metavar="FAMILY=PATH",
+    callback=_named_paths,
+    help="Render with the template of these weights, for --only templates. Repeatable.",
+)
 @flag_option("--only-failed", help="Show only what failed or could not be judged.")
 @flag_option("--all", "show_all", help="List every case, also those that passed.")
 @flag_option("--discover", help="List the kernels that no case reaches yet.")
@@ -83,6 +109,9 @@ def gate_run_command(
     the reasoning, the content and the tool calls that were meant. Cases have names such as
     'kimi-k2/two-calls'.
 
+    templates: the image's own code renders conversations with a model's chat template; the text
+    must be the one that a reference renders. Cases have names such as 'kimi-k2.5/late-system-turn'.
+
     arch: every object of the built image that holds CUDA code must hold code that the card can
     run. This needs none of NVIDIA's tools, and judges amd64 images on arm64, too.
     """
@@ -95,6 +124,8 @@ def gate_run_command(
         raise click.UsageError("--only-failed is about the tables of verdicts; use it alone")
     if "arch" in request.only and not request.is_own:
         raise click.UsageError("--only arch judges the built image; leave the other choices out")
+    if request.weights and "templates" not in request.only:
+        raise click.UsageError("--weights is for the gate of templates; add --only templates")
     gates = workspace.checkout().spec(request.image).gates
     if request.arch and not discover and request.wants_objects(gates):
         try:
@@ -111,12 +142,14 @@ def gate_run_command(
     if as_json:
         smem, built = shown_result(done.runs), done.built
         parsers = next((run.parsers for run in done.runs if run.parsers), None)
+        templates = next((run.templates for run in done.runs if run.templates), None)
         reports = [run.evidence.model_dump(mode="json") for run in done.runs if run.report]
         say_json(
             {
                 "image": request.image,
                 "smem": smem.model_dump(mode="json") if smem else None,
                 "parsers": parsers.model_dump(mode="json") if parsers else None,
+                "templates": templates.model_dump(mode="json") if templates else None,
                 "arch": {"digest": built.digest, "reports": reports} if built else None,
             }
         )
@@ -142,6 +175,8 @@ def _texts(
         texts += [show_numbers(kernels, **listing)] if kernels.numerics else []
     for parsers in [run.parsers for run in done.runs if run.parsers]:
         texts.append(show_parsers(parsers, only_failed=only_failed, hide_passed=hide_passed))
+    for templates in [run.templates for run in done.runs if run.templates]:
+        texts.append(show_templates(templates, only_failed=only_failed, hide_passed=hide_passed))
     for report in [run.report for run in done.runs if run.report]:
         assert done.arch_spec is not None
         texts.append(show_objects(request.image, report, done.arch_spec, only_failed=only_failed))
