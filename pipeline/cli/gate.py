@@ -40,21 +40,19 @@ series_option = click.option(
 )
 
 
-def _named_paths(
-    context: click.Context, option: click.Parameter, values: tuple[str, ...]
-) -> tuple[tuple[str, Path], ...]:
-    """`FAMILY=PATH`, each family once."""
-    pairs = []
-    for value in values:
-        name, sign, path = value.partition("=")
+class FamilyPath(click.ParamType[Any]):
+    """`FAMILY=PATH`: a family of models, and where its weights are."""
+
+    name = "FAMILY=PATH"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, Path]:
+        """The two parts."""
+        name, sign, path = str(value).partition("=")
         if not (sign and path and re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,60}", name)):
-            raise click.BadParameter(f"{value!r} is not FAMILY=PATH, such as kimi-k2.5=/models/k26")
+            self.fail(f"{value!r} is not FAMILY=PATH, such as kimi-k2.5=/models/kimi-k2.6")
         if not Path(path).exists():
-            raise click.BadParameter(f"{path}: there is no such file or folder")
-        pairs.append((name, Path(path)))
-    if len({name for name, _ in pairs}) < len(pairs):
-        raise click.BadParameter("names a family twice")
-    return tuple(pairs)
+            self.fail(f"{path}: there is no such file or folder")
+        return name, Path(path)
 
 
 @query
@@ -76,8 +74,7 @@ def _named_paths(
 @click.option(
     "--weights",
     multiple=True,
-    metavar="FAMILY=PATH",
-    callback=_named_paths,
+    type=FamilyPath(),
     help="Render with the template of these weights, for --only templates. Repeatable.",
 )
 @flag_option("--only-failed", help="Show only what failed or could not be judged.")
@@ -126,6 +123,8 @@ def gate_run_command(
         raise click.UsageError("--only arch judges the built image; leave the other choices out")
     if request.weights and "templates" not in request.only:
         raise click.UsageError("--weights is for the gate of templates; add --only templates")
+    if len({name for name, _ in request.weights}) < len(request.weights):
+        raise click.UsageError("--weights names a family twice")
     gates = workspace.checkout().spec(request.image).gates
     if request.arch and not discover and request.wants_objects(gates):
         try:

@@ -57,7 +57,7 @@ class TemplateAnswer(CaseReply):
         return self.data.decode(errors="replace")
 
 
-class Expected(Frozen):
+class ReferenceText(Frozen):
     """What the reference makes of a conversation."""
 
     text: str | None = None
@@ -65,7 +65,7 @@ class Expected(Frozen):
     tokens: int | None = None  # of the text, where the model's tokenizer is there
 
 
-class Difference(Frozen):
+class FirstDifference(Frozen):
     """Where two texts begin to differ."""
 
     at: int  # characters that are the same in both
@@ -74,7 +74,7 @@ class Difference(Frozen):
     got: str
 
     @classmethod
-    def of(cls, want: str, got: str) -> Difference:
+    def of(cls, want: str, got: str) -> FirstDifference:
         """The first difference of two texts that are not the same."""
         pairs = enumerate(zip(want, got, strict=False))
         at = next((n for n, (a, b) in pairs if a != b), min(len(want), len(got)))
@@ -103,7 +103,7 @@ class RenderedCase(Frozen):
     got: Digest | None = None
     characters: int = 0
     tokens: int | None = None
-    difference: Difference | None = None
+    difference: FirstDifference | None = None
     route: str = ""
     stand_ins: list[str] = []
     seconds: float = 0.0
@@ -114,7 +114,7 @@ class RenderedCase(Frozen):
         cls,
         case: TemplateCase,
         answer: TemplateAnswer,
-        expected: Expected,
+        expected: ReferenceText,
         cached: bool,
     ) -> RenderedCase:
         """The verdict on one conversation."""
@@ -131,7 +131,7 @@ class RenderedCase(Frozen):
             what = "is refused" if answer.ended == "refused" else "breaks the engine"
             verdict, message = "failed", f"{what}: {answer.message}"
         elif want is not None and answer.text != want:
-            difference = Difference.of(want, answer.text)
+            difference = FirstDifference.of(want, answer.text)
             verdict, message = "failed", difference.sentence
         return cls(
             name=case.name,
@@ -269,7 +269,7 @@ class TemplateGate:
             ),
         )
 
-    def expected(self, cases: Sequence[TemplateCase]) -> list[Expected]:
+    def expected(self, cases: Sequence[TemplateCase]) -> list[ReferenceText]:
         """The reference's text of each conversation; makers' packages run in the sandbox, too."""
         encoded: dict[str, TemplateAnswer] = {}
         for tree in dict.fromkeys(self.encoders.values()):
@@ -282,7 +282,7 @@ class TemplateGate:
                 if answer.ended not in ("rendered", "refused"):
                     raise TemplateUnusable(f"{case.name}: no reference: {answer.message}")
                 text = answer.text if answer.ended == "rendered" else None
-                found.append(Expected(text=text, refusal=answer.message))
+                found.append(ReferenceText(text=text, refusal=answer.message))
                 continue
             of_model = self.texts[case.family]
             try:
@@ -290,9 +290,9 @@ class TemplateGate:
                 # a picture takes as many tokens as its size asks for
                 is_counted = of_model.tokenizer_file and not case.has_picture
                 tokens = of_model.count(want) if is_counted else None
-                found.append(Expected(text=want, tokens=tokens))
+                found.append(ReferenceText(text=want, tokens=tokens))
             except TemplateRefused as error:
-                found.append(Expected(refusal=str(error)))
+                found.append(ReferenceText(refusal=str(error)))
         return found
 
     def judge(
@@ -324,6 +324,20 @@ class TemplateGate:
             results.append(result)
         return results
 
+    @staticmethod
+    def encoder(context: GateContext, pin: Any) -> EngineTree:
+        """A maker's own package as a folder that a worker imports from."""
+        folder = context.store.root / "gate" / "templates" / pin.sha256[:32]
+        with context.store.locked(f"gate-{folder.name}"), os_errors_explained(folder):
+            if not folder.is_dir():
+                package = fetch_package(context, pin)
+                with context.store.scratch() as scratch, zipfile.ZipFile(package) as wheel:
+                    # its hash is locked; extractall keeps names below the folder
+                    wheel.extractall(scratch / "package")
+                    folder.parent.mkdir(parents=True, exist_ok=True)
+                    (scratch / "package").rename(folder)
+        return EngineTree(folder, pin.name, pin.version, f"sha256:{pin.sha256}")
+
 
 def open_template_gate(
     context: GateContext,
@@ -354,27 +368,13 @@ def open_template_gate(
         elif "x86_64" in pin.file and not context.host.endswith("amd64"):
             missing[family] = f"{pin.file}, which renders it, is not for {context.host}"
         else:
-            encoders[family] = _unpacked(context, pin)
+            encoders[family] = TemplateGate.encoder(context, pin)
     wheels = sorted({*gates.parsers.wheels, *gates.file.wheels})
     pin = engine_pin(context, plan, read_setup(context.checkout, name).package, None)
     environment = make_environment(context, plan, wheels, kernels=False)
     tree, chosen = engine_tree(context, plan, pin), chosen_series(context, plan, series)
     opened = OpenedGate(context, plan, gates, environment, tree, chosen, is_own=series is None)
     return TemplateGate(opened, found, encoders, missing)
-
-
-def _unpacked(context: GateContext, pin: Any) -> EngineTree:
-    """A maker's own package as a folder that a worker imports from."""
-    folder = context.store.root / "gate" / "templates" / pin.sha256[:32]
-    with context.store.locked(f"gate-{folder.name}"), os_errors_explained(folder):
-        if not folder.is_dir():
-            package = fetch_package(context, pin)
-            with context.store.scratch() as scratch, zipfile.ZipFile(package) as wheel:
-                # its hash is locked; extractall keeps names below the folder
-                wheel.extractall(scratch / "package")
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                (scratch / "package").rename(folder)
-    return EngineTree(folder, pin.name, pin.version, f"sha256:{pin.sha256}")
 
 
 def run_template_gate(

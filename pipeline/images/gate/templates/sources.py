@@ -229,12 +229,21 @@ def fetch_template(context: GateContext, source: TemplateSource, pin: Any) -> Mo
     assert source.path is not None
     assert source.digest is not None
     kept = context.store.root / "gate" / "templates" / source.digest.removeprefix("sha256:")
-    try:
-        data = kept.read_bytes()
-    except FileNotFoundError:
-        data = b""
+    data = kept.read_bytes() if kept.is_file() else b""
     if sha256_of(data) != source.digest:
-        data = _read_member(fetch_package(context, pin), source.path)
+        package = fetch_package(context, pin)
+        try:
+            if zipfile.is_zipfile(package):
+                with zipfile.ZipFile(package) as wheel, wheel.open(source.path) as file:
+                    data = file.read(_MOST_BYTES)
+            else:
+                # as a stream: up to the file, and no list of all names first
+                with tarfile.open(package, "r|*") as tar:
+                    members = (each for each in tar if each.name == source.path)
+                    found = next((tar.extractfile(member) for member in members), None)
+                    data = found.read(_MOST_BYTES) if found else b""
+        except (KeyError, OSError, tarfile.TarError, zipfile.BadZipFile) as error:
+            raise TemplateUnusable(f"{pin.file}: has no {source.path} ({error})") from error
         if sha256_of(data) != source.digest:
             raise TemplateUnusable(
                 f"{pin.file}: {source.path} is not the file that sources.yaml names",
@@ -251,19 +260,3 @@ def fetch_package(context: GateContext, pin: Any) -> Path:
     """A locked package, from the store or an index."""
     with log.progress(f"Fetching {pin.file}", pin.size_bytes) as bar:
         return context.make_fetcher().fetch(pin, bar)
-
-
-def _read_member(archive: Path, path: str) -> bytes:
-    """One small file of an archive whose hash is known."""
-    try:
-        if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as wheel, wheel.open(path) as file:
-                return file.read(_MOST_BYTES)
-        # as a stream: to its place, and not the whole list of names first
-        with tarfile.open(archive, "r|*") as tar:
-            for member in tar:
-                if member.name == path and (opened := tar.extractfile(member)):
-                    return opened.read(_MOST_BYTES)
-        raise KeyError(path)
-    except (KeyError, OSError, tarfile.TarError, zipfile.BadZipFile) as error:
-        raise TemplateUnusable(f"{archive.name}: has no {path} ({error})") from error

@@ -13,15 +13,18 @@ import types
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-# stand-ins for what is not there, and a tokenizer of bytes
-PARSERS = FOLDER.parent.parent / "parsers" / "worker"
-NAME = "template_worker"
+# that of the parser gate has stand-ins for what is not there, and a tokenizer of bytes
+PACKAGES = {
+    "template_worker": FOLDER,
+    "parser_worker": FOLDER.parent.parent / "parsers" / "worker",
+}
 
 
 if __name__ == "__main__":
-    # both folders as one package, without putting them or their neighbours on the import path
+    # folders as packages, without putting them or their neighbours on the import path
     sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != FOLDER]
-    package = types.ModuleType(NAME)
-    package.__path__ = [str(FOLDER), str(PARSERS)]
-    sys.modules[NAME] = package
-    importlib.import_module(f"{NAME}.rendering").work_through(sys.argv[1], sys.argv[2])
+    for name, folder in PACKAGES.items():
+        package = types.ModuleType(name)
+        package.__path__ = [str(folder)]
+        sys.modules[name] = package
+    importlib.import_module("template_worker.rendering").render_all(sys.argv[1], sys.argv[2])

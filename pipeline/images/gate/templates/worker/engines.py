@@ -14,9 +14,8 @@ import types
 from pathlib import Path
 from typing import Any
 
-from .stand_ins import Missing
-from .tokens import ByteTokenizer
-
+Missing: Any = importlib.import_module("parser_worker.stand_ins").Missing
+ByteTokenizer: Any = importlib.import_module("parser_worker.tokens").ByteTokenizer
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -122,29 +121,6 @@ class SglangRenderer:
         return self._module.OpenAIServingChat(manager, template), tokenizer
 
 
-def _model_stand_in(architecture: str) -> Any:
-    """The one function of a model that says how a picture is written; the rest needs torch."""
-    folder = Path(importlib.import_module("vllm").__path__[0]) / "model_executor" / "models"
-    for path in sorted(folder.rglob("*.py")):
-        text = path.read_text(encoding="utf-8", errors="replace")
-        if f"class {architecture}(" not in text:
-            continue
-        tree = ast.parse(text)
-        found = [node for node in tree.body if getattr(node, "name", "") == architecture]
-        functions = [
-            node
-            for node in ast.walk(found[0])
-            if isinstance(node, ast.FunctionDef) and node.name == "get_placeholder_str"
-        ]
-        if functions:
-            alone = ast.fix_missing_locations(ast.Module(functions[:1], []))
-            names: dict[str, Any] = {}
-            # the engine's own code, as all that runs here
-            exec(compile(alone, str(path), "exec"), names)  # noqa: S102
-            return type(architecture, (), names)
-    return Missing()
-
-
 class VllmRenderer:
     """`OnlineRenderer.render_chat` of vLLM, with the renderer that it has for the model."""
 
@@ -224,7 +200,7 @@ class VllmRenderer:
             parallel_config=types.SimpleNamespace(_api_process_rank=0, _api_process_count=1),
             observability_config=None,
         )
-        self._tracker.model_cls = _model_stand_in(case["architecture"])
+        self._tracker.model_cls = self._model_stand_in(case["architecture"])
         renderer = self._registry.RENDERER_REGISTRY.load_renderer(mode, whole, tokenizer)
         online = self._online.OnlineRenderer(
             config,
@@ -237,6 +213,29 @@ class VllmRenderer:
             reasoning_parser=case["parsers"].get("reasoning_parser"),
         )
         return online, tokenizer
+
+    @staticmethod
+    def _model_stand_in(architecture: str) -> Any:
+        """The one function of a model that says how a picture is written; the rest needs torch."""
+        folder = Path(importlib.import_module("vllm").__path__[0]) / "model_executor" / "models"
+        for path in sorted(folder.rglob("*.py")):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            if f"class {architecture}(" not in text:
+                continue
+            tree = ast.parse(text)
+            found = [node for node in tree.body if getattr(node, "name", "") == architecture]
+            functions = [
+                node
+                for node in ast.walk(found[0])
+                if isinstance(node, ast.FunctionDef) and node.name == "get_placeholder_str"
+            ]
+            if functions:
+                alone = ast.Module([functions[0]], [])
+                names: dict[str, Any] = {}
+                # the engine's own code, as all that runs here
+                exec(compile(alone, str(path), "exec"), names)  # noqa: S102
+                return type(architecture, (), names)
+        return Missing()
 
 
 class RecipeRenderer:

@@ -14,21 +14,29 @@ from pathlib import Path
 from typing import Any
 
 from .engines import RENDERERS, Refused
-from .stand_ins import install_stand_ins
 
 _MOST_SHOWN = 400  # characters of an engine's error
 
 
-def work_through(job_path: str, answers_path: str) -> None:
+def render_all(job_path: str, answers_path: str) -> None:
     """Imports the engine once, then renders conversation after conversation."""
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     failure, renderer = "", None
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     try:
-        versions["transformers"] = _import_transformers()
+        # before there are stand-ins, which it would take for the packages themselves
+        transformers = importlib.import_module("transformers")
+        asked = importlib.import_module("transformers.utils.import_utils")
+        for name, function in list(vars(asked).items()):
+            if name.startswith("is_") and name.endswith("_available"):
+                # each remembers its answer; some want arguments, or a package's version
+                with contextlib.suppress(Exception):
+                    function()
+        versions["transformers"] = str(transformers.__version__)
     except Exception as error:
         failure = _shown(error)
-    used = install_stand_ins(job["engine"], job["bare"], job["left_out"])
+    install: Any = importlib.import_module("parser_worker.stand_ins").install_stand_ins
+    used = install(job["engine"], job["bare"], job["left_out"])
     try:
         if not failure:
             renderer = RENDERERS[job["package"]]()
@@ -58,18 +66,6 @@ def work_through(job_path: str, answers_path: str) -> None:
             answer |= {"stand_ins": used(), "versions": versions}
             answer["seconds"] = round(time.monotonic() - begun, 3)
             print(json.dumps(answer), file=answers, flush=True)
-
-
-def _import_transformers() -> str:
-    """Imports it before there are stand-ins, which it would take for the packages themselves."""
-    transformers = importlib.import_module("transformers")
-    asked = importlib.import_module("transformers.utils.import_utils")
-    for name, function in list(vars(asked).items()):
-        if name.startswith("is_") and name.endswith("_available"):
-            # each remembers its answer; some want arguments, or a package's version
-            with contextlib.suppress(Exception):
-                function()
-    return str(transformers.__version__)
 
 
 def _shown(error: BaseException) -> str:
