@@ -59,8 +59,8 @@ TEMPLATE = """\
     {%- for key, value in call.function.arguments.items() %}{{ key }}={{ value }};{% endfor %}
   {%- endfor %}
 {%- endfor %}
-{%- if add_generation_prompt %}<assistant>{% if enable_thinking is defined and not enable_thinking %}
-{{- '<think></think>' }}{% endif %}{% endif %}"""
+{%- set is_off = enable_thinking is defined and not enable_thinking %}
+{%- if add_generation_prompt %}<assistant>{% if is_off %}<think></think>{% endif %}{% endif %}"""
 
 _FILES = {
     # what both engines do with a request
@@ -267,7 +267,8 @@ class Renderer:
     async def render_messages_async(self, request, defect):
         pictures = self.config.model_config.is_multimodal_model
         if pictures:
-            assert BaseMultiModalItemTracker.model_cls.get_placeholder_str("image", 1) == "<picture>"
+            model = BaseMultiModalItemTracker.model_cls
+            assert model.get_placeholder_str("image", 1) == "<picture>"
         try:
             text, ids = render(request, self.tokenizer, defect, pictures)
         except ValueError as error:

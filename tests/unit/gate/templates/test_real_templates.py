@@ -1,4 +1,4 @@
-"""Conversations rendered by the images as they are locked; needs a store that holds their wheels."""
+"""Conversations rendered by the images as they are locked; needs a store with their wheels."""
 
 from __future__ import annotations
 

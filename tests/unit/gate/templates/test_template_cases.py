@@ -135,7 +135,7 @@ def packed(folder: Path, kind: str) -> tuple[Any, Path]:
             tar.addfile(info, io.BytesIO(TEXT))
     path = folder / "package"
     path.write_bytes(data.getvalue())
-    pin = {**PIN, "sha256": sha256_of(data.getvalue()).removeprefix("sha256:")}
+    pin: dict[str, Any] = {**PIN, "sha256": sha256_of(data.getvalue()).removeprefix("sha256:")}
     return WheelPin(**pin) if kind == "wheel" else ArchivePin(kind="sdist", **pin), path
 
 
@@ -172,7 +172,13 @@ def test_a_template_is_read_from_its_package_once(tmp_path: Path, kind: str) -> 
 def case(**changed: Any) -> TemplateCase:
     text = dict.fromkeys(("model_type", "architecture", "tokenizer_mode"), "other")
     none: dict[str, Any] = {key: [] for key in ("messages", "tools", "markers")}
-    given = {"name": "one/x", "family": "one", "template": "", "tokens": {}, "parsers": {}}
+    given: dict[str, Any] = {
+        "name": "one/x",
+        "family": "one",
+        "template": "",
+        "tokens": {},
+        "parsers": {},
+    }
     given |= {"encoder": None, "pictures": False, "has_picture": False, "options": {}}
     return TemplateCase(**{**text, **none, **given, **changed})
 
