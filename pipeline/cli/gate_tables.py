@@ -8,6 +8,7 @@ from typing import TypeVar
 from pipeline.artifacts.binary.fatbin import CUBIN, PTX, CodeTarget
 from pipeline.core import log
 from pipeline.images.gate.arch import ArchReport, ArchSpec, JudgedObject, ObjectVerdict
+from pipeline.images.gate.parsers.cases import MESSAGES
 from pipeline.images.gate.parsers.judge import ParserResult, ParserResults
 from pipeline.images.gate.smem.results import CaseResult, GateResult, NumericsResult
 from pipeline.images.gate.templates.judge import RenderedCase, TemplateResults
@@ -195,8 +196,9 @@ def _judged_endpoint(result: ParserResults | TemplateResults) -> list[str]:
         f" {result.environment.python}, without torch, server and model"
     ]
     # the verdicts are about this route alone
-    for route in dict.fromkeys(case.route for case in result.cases if case.route):
-        lines.append(f"Judged: {route}, as /v1/chat/completions calls it")
+    for route, family in {case.route: case.family for case in result.cases if case.route}.items():
+        path = "messages" if family == MESSAGES else "chat/completions"
+        lines.append(f"Judged: {route}, as /v1/{path} calls it")
     lines += [f"Not judged: {name}: {why}" for name, why in result.not_judged.items()]
     if result.sandbox and result.sandbox.missing:
         lines.append(result.sandbox.sentence())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pipeline.artifacts.containers.box import Wanted
 from pipeline.artifacts.containers.container_engine import find_way
@@ -36,7 +38,34 @@ def sm120(store: Path, *args: str, **env: str) -> subprocess.CompletedProcess[st
 
 def run_sm120(store: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the command, whatever comes of it."""
-    return run_forked("--checkout", str(ROOT), "--store", str(store), *args, env=env)
+    return run_forked("--checkout", str(checkout_of(store)), "--store", str(store), *args, env=env)
+
+
+def checkout_of(store: Path) -> Path:
+    """The checkout whose images a store holds: one that lies beside it, or this one."""
+    beside = store.parent / "checkout"
+    return beside if beside.is_dir() else ROOT
+
+
+def make_lean(folder: Path) -> Path:
+    """A checkout and a store whose images have no compilers, for who only serves or sends them.
+
+    They have two fifths of the bytes, and whatever a test does with an image costs less for it.
+    """
+    checkout, store = folder / "checkout", folder / "store"
+    for name in ("images", "lockfiles", "recipes"):
+        shutil.copytree(ROOT / name, checkout / name)
+    (checkout / "ansible").symlink_to(ROOT / "ansible")
+    spec = checkout / "images" / "debian-python" / "image.yaml"
+    body = yaml.safe_load(spec.read_text(encoding="utf-8"))
+    body["debs"] = [d for d in body["debs"] if d not in ("g++", "gcc") and "-dev" not in d]
+    spec.write_text(yaml.safe_dump(body), encoding="utf-8")
+    store.mkdir()
+    names = ("debian-python", "llama-cpp-cpu")
+    # a machine without an index or a mirror skips where a test asks for an image
+    if run_sm120(store, "image", "lock", *names).returncode == 0:
+        run_sm120(store, "build", *names, "--accept")
+    return folder
 
 
 def need_sandbox(wanted: Wanted = "auto") -> None:

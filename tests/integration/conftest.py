@@ -14,7 +14,7 @@ import pytest
 from pipeline.artifacts.store.store import default_root
 from pipeline.core.files import locked
 from tests.integration.bench import Bench, make_bench
-from tests.integration.built import run_sm120, sm120
+from tests.integration.built import make_lean, run_sm120, sm120
 from tests.integration.host_command import Hosts, provisioned_hosts
 from tests.integration.published import PASSWORD, USER
 from tests.testbed.dockerd import DockerDaemon
@@ -150,25 +150,44 @@ def kills(is_long: bool) -> int:
 
 
 @pytest.fixture(scope="session")
-def built_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A store with the small image for all its platforms; all processes of a run share it."""
-    home = tmp_path_factory.getbasetemp()
-    folder = (home if worker_id == "master" else home.parent) / "built-once"
-    with locked(folder.with_suffix(".lock")):
-        if not folder.exists():
-            new = folder.with_suffix(".new")
-            new.mkdir()
-            # a machine without an index or a mirror skips where a test asks for the image
-            run_sm120(new, "build", "llama-cpp-cpu")
-            new.rename(folder)
-    return folder
+def made_once(
+    tmp_path_factory: pytest.TempPathFactory, worker_id: str
+) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Makes a folder that all processes of a run share; the first that asks makes it."""
+
+    def make_once(name: str, make: Callable[[Path], object]) -> Path:
+        home = tmp_path_factory.getbasetemp()
+        folder = (home if worker_id == "master" else home.parent) / name
+        with locked(folder.with_suffix(".lock")):
+            if not folder.exists():
+                new = folder.with_suffix(".new")
+                new.mkdir()
+                make(new)
+                new.rename(folder)
+        return folder
+
+    return make_once
 
 
 @pytest.fixture(scope="module")
-def small_store(built_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_store(
+    made_once: Callable[[str, Callable[[Path], object]], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
     """A file's own store with the small image; a copy, since tests damage what lies in it."""
-    folder = tmp_path_factory.mktemp("store") / "store"
-    return shutil.copytree(built_once, folder, symlinks=True)
+    # a machine without an index or a mirror skips where a test asks for the image
+    built = made_once("built-once", lambda store: run_sm120(store, "build", "llama-cpp-cpu"))
+    return shutil.copytree(built, tmp_path_factory.mktemp("store") / "store", symlinks=True)
+
+
+@pytest.fixture(scope="module")
+def lean_store(
+    made_once: Callable[[str, Callable[[Path], object]], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """Such a store for who only serves or sends the image: without compilers."""
+    folder = tmp_path_factory.mktemp("lean") / "lean"
+    return shutil.copytree(made_once("lean-once", make_lean), folder, symlinks=True) / "store"
 
 
 @pytest.fixture(scope="session")

@@ -52,11 +52,11 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def base(small_store: Path, registry: Registry) -> Built:
+def base(lean_store: Path, registry: Registry) -> Built:
     """An image of ours in a registry: from there on it is anybody's."""
-    built = build_image(small_store, BASE, host_platform())
+    built = build_image(lean_store, BASE, host_platform())
     place = f"{registry.host_port}/{REPOSITORY}:v1"
-    sm120(small_store, "publish", BASE, place, "--platform", host_platform())
+    sm120(lean_store, "publish", BASE, place, "--platform", host_platform())
     return built
 
 
@@ -104,12 +104,12 @@ def store(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_stores_give_one_digest_and_the_bases_own_layers(
-    site: Site, store: Path, base: Built, small_store: Path, tmp_path: Path
+    site: Site, store: Path, base: Built, lean_store: Path, tmp_path: Path
 ) -> None:
     digest = build_in(site, store)
     assert build_in(site, tmp_path / "other") == digest
     # where the base was built itself, its layers are known as ours as well
-    assert build_in(site, small_store) == digest
+    assert build_in(site, lean_store) == digest
     blobs = store / "oci" / "blobs" / "sha256"
     ours, theirs = (
         json.loads((place / d.removeprefix("sha256:")).read_text())["layers"]

@@ -227,9 +227,11 @@ def test_the_sample_is_fixed_by_its_seed_and_barely_moves_with_the_code() -> Non
 def test_a_room_has_files_and_tests() -> None:
     assert "pipeline/artifacts/store/store.py" in sample.files_of(ROOT, "artifacts/store")
     assert sample.files_of(ROOT, "core/log") == ["pipeline/core/log.py"]
-    assert sample.tests_of(ROOT, "artifacts/store") == "tests/unit/store"
-    assert sample.tests_of(ROOT, "core/log") == "tests/unit/test_log.py"
-    assert sample.tests_of(ROOT, "weights/nowhere") == "tests/unit/weights"
+    assert sample.tests_of(ROOT, "artifacts/store")[0] == "tests/unit/store"
+    assert sample.tests_of(ROOT, "core/log")[0] == "tests/unit/test_log.py"
+    assert sample.tests_of(ROOT, "weights/nowhere") == ["tests/unit/weights"]
+    # tests that import a package are its tests too, wherever they lie
+    assert "tests/unit/smoke/test_wire.py" in sample.tests_of(ROOT, "core/net")
 
 
 def test_a_test_that_was_skipped_or_failed_is_not_used() -> None:

@@ -61,11 +61,11 @@ IMAGE = "llama-cpp-cpu"
 
 
 @pytest.fixture(scope="module")
-def image(small_store: Path) -> Built:
+def image(lean_store: Path) -> Built:
     """llama-cpp-cpu for both architectures; the digest is this machine's."""
     for platform in ("linux/amd64", "linux/arm64"):
-        build_image(small_store, IMAGE, platform)
-    return build_image(small_store, IMAGE, host_platform())
+        build_image(lean_store, IMAGE, platform)
+    return build_image(lean_store, IMAGE, host_platform())
 
 
 @pytest.fixture(scope="module")

@@ -32,9 +32,9 @@ HEALTHY_TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def reference(small_store: Path, docker_daemon: DockerDaemon) -> str:
+def reference(lean_store: Path, docker_daemon: DockerDaemon) -> str:
     """llama-cpp-cpu in Docker, by the name that a rendering has for it."""
-    image: Built = build_image(small_store, "llama-cpp-cpu", host_platform())
+    image: Built = build_image(lean_store, "llama-cpp-cpu", host_platform())
     sm120(image.store, "load", "llama-cpp-cpu", DOCKER_HOST=docker_daemon.socket_url)
     return default_tag("llama-cpp-cpu", image.digest)
 

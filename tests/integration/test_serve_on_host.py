@@ -34,8 +34,8 @@ from pipeline.core.errors import (
     StartFailed,
     WeightsUnknown,
 )
-from tests.integration.built import Built, build_image, run_sm120
-from tests.integration.test_serve_recipe import failed, tiny_recipe
+from tests.integration.built import Built, build_image, checkout_of, run_sm120
+from tests.integration.test_serve_recipe import SHORT, failed, tiny_recipe
 from tests.testbed.docker_node import docker_node
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.forked import ROOT
@@ -49,8 +49,8 @@ DEAF = {"ours": {"extra": ["--port", "8099"]}}
 
 
 @pytest.fixture(scope="module")
-def image(small_store: Path) -> Built:
-    return build_image(small_store, "llama-cpp-cpu", host_platform())
+def image(lean_store: Path) -> Built:
+    return build_image(lean_store, "llama-cpp-cpu", host_platform())
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,8 @@ class Rig:
 
     def started(self, name: str) -> subprocess.Popen[str]:
         """A serve that waits for its engine, at the moment when the container runs."""
-        command = [sys.executable, "-m", "pipeline", "--checkout", str(ROOT)]
+        checkout = str(checkout_of(self.image.store))
+        command = [sys.executable, "-m", "pipeline", "--checkout", checkout]
         words = ["serve", name, "--recipes", str(self.folder), "--skip-preflight", "flags"]
         words = self.words(*words, "--json")
         process = subprocess.Popen(
@@ -162,7 +163,7 @@ def test_a_recipe_on_another_host_passes_the_ladder_and_is_restarted_there(rig: 
     failed(rig.run("smoke", "tiny-cpu", *recipes, "--json"), NothingServed)
     assert rig.serve("tiny-cpu").returncode == 0
     before = rig.node.shell("docker inspect --format '{{.State.StartedAt}}' sm120-tiny-cpu")
-    ladder = ("smoke", "tiny-cpu", *recipes, "--quick", "--up-to", "memory", "--json")
+    ladder = ("smoke", "tiny-cpu", *recipes, *SHORT, "--up-to", "memory", "--json")
     done = rig.run(*ladder, "--restart")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

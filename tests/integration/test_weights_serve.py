@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -29,9 +29,14 @@ from tests.testbed.forked import run_forked
 from tests.testbed.locked_set import COMMIT, SMALL, contents, make_set, random_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
-BIG = random_bytes(200_000_000)
-LARGE = {"model-00001.safetensors": BIG, "sub dir/b.safetensors": random_bytes(9_000_000, 1)}
+_BIG = "model-00001.safetensors"
 TOKEN = "hf_a_token_for_tests"
+
+
+@cache
+def large_files() -> dict[str, bytes]:
+    """Made by the first test that asks: every test process imports this file."""
+    return {_BIG: random_bytes(200_000_000), "sub dir/b.safetensors": random_bytes(9_000_000, 1)}
 
 
 @dataclass
@@ -125,12 +130,12 @@ def hf(tmp_path: Path) -> Hf:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> LockedFolder:
-    return make_set(tmp_path_factory.mktemp("plain"), SMALL, LARGE)
+    return make_set(tmp_path_factory.mktemp("plain"), SMALL, large_files())
 
 
 @pytest.fixture(scope="module")
 def cache_place(tmp_path_factory: pytest.TempPathFactory) -> LockedFolder:
-    return make_set(tmp_path_factory.mktemp("cache"), SMALL, LARGE, hub_cache=True)
+    return make_set(tmp_path_factory.mktemp("cache"), SMALL, large_files(), hub_cache=True)
 
 
 @pytest.mark.parametrize("layout", ["plain", "hub-cache"])
@@ -143,13 +148,13 @@ def test_hf_download_and_hf_cache_verify_pass(
         to = tmp_path / "got"
         code, output = hf(server.endpoint, "download", "org/tiny", "--local-dir", str(to))
         assert code == 0, output
-        assert contents(to) == {**SMALL, **LARGE}
+        assert contents(to) == {**SMALL, **large_files()}
         code, output = hf(server.endpoint, "cache", "verify", "org/tiny", "--local-dir", str(to))
         assert (code, "All checksums match" in output) == (0, True), output
         code, output = hf(server.endpoint, "download", "org/tiny", "--revision", COMMIT)
         assert code == 0, output
         snapshot = next((tmp_path / "home").rglob(f"snapshots/{COMMIT}"))
-        assert contents(snapshot) == {**SMALL, **LARGE}
+        assert contents(snapshot) == {**SMALL, **large_files()}
         again = ["cache", "verify", "org/tiny", "--revision", COMMIT, "--fail-on-missing-files"]
         code, output = hf(server.endpoint, *again)
         assert code == 0, output
@@ -164,7 +169,7 @@ def test_library_calls_of_engines_are_answered(
     with serving(tmp_path, str(place.root)) as server:
         server.wait_until_ready()
         api = HfApi(endpoint=server.endpoint, token=False)
-        assert set(api.list_repo_files("org/tiny")) == {*SMALL, *LARGE}
+        assert set(api.list_repo_files("org/tiny")) == {*SMALL, *large_files()}
         assert api.file_exists("org/tiny", "config.json")
         assert not api.file_exists("org/tiny", "nothing.json")
         assert api.repo_exists("org/tiny")
@@ -174,13 +179,13 @@ def test_library_calls_of_engines_are_answered(
         assert api.list_repo_refs("org/tiny").branches[0].target_commit == COMMIT
         info = api.model_info("org/tiny", files_metadata=True)
         sizes = {s.rfilename: s.size for s in info.siblings or []}
-        assert sizes == {path: len(data) for path, data in {**SMALL, **LARGE}.items()}
+        assert sizes == {path: len(data) for path, data in {**SMALL, **large_files()}.items()}
         entries = api.get_paths_info("org/tiny", ["sub dir", "config.json"], expand=True)
         assert {entry.path for entry in entries} == {"sub dir", "config.json"}
         disk = HfFileSystem(endpoint=server.endpoint, token=False)
         with disk.open("org/tiny/model-00001.safetensors", "rb", block_size=1 << 20) as file:
             file.seek(123_456_789)
-            assert file.read(1000) == BIG[123_456_789 : 123_456_789 + 1000]
+            assert file.read(1000) == large_files()[_BIG][123_456_789 : 123_456_789 + 1000]
         folder = snapshot_download(
             "org/tiny",
             endpoint=server.endpoint,
@@ -218,7 +223,7 @@ def test_our_own_lock_and_fetch_go_full_circle(place: LockedFolder, tmp_path: Pa
         to = tmp_path / "got"
         nowhere = "http://127.0.0.1:9"
         sm120(nowhere, "fetch", "tiny", "--output", str(to), "--from", server.endpoint)
-        assert contents(to) == {**SMALL, **LARGE}
+        assert contents(to) == {**SMALL, **large_files()}
         sm120(nowhere, "verify", str(to), "--full")
 
 
@@ -238,9 +243,9 @@ def test_ranges_in_parallel_make_up_the_file(place: LockedFolder, tmp_path: Path
             return data
 
         with ThreadPoolExecutor(64) as pool:
-            parts = list(pool.map(fetch, range(0, len(BIG), step)))
+            parts = list(pool.map(fetch, range(0, len(large_files()[_BIG]), step)))
         got = hashlib.sha256(b"".join(parts)).hexdigest()
-        assert got == hashlib.sha256(BIG).hexdigest()
+        assert got == hashlib.sha256(large_files()[_BIG]).hexdigest()
 
 
 def test_hf_goes_on_where_it_was_when_the_server_dies_and_comes_back(
@@ -262,7 +267,7 @@ def test_hf_goes_on_where_it_was_when_the_server_dies_and_comes_back(
         again.wait_until_ready()
         output = client.communicate(timeout=120)[0].decode()
         assert client.returncode == 0, output
-        assert contents(to) == {**SMALL, **LARGE}
+        assert contents(to) == {**SMALL, **large_files()}
         assert "model-00001.safetensors 206 " in again.log
 
 
@@ -364,7 +369,7 @@ def test_hf_over_tls_with_an_own_certificate(place: LockedFolder, hf: Hf, tmp_pa
         ask = ["download", "org/tiny", "--local-dir", str(to)]
         code, output = hf(server.endpoint, *ask, SSL_CERT_FILE=str(cert))
         assert code == 0, output
-        assert contents(to) == {**SMALL, **LARGE}
+        assert contents(to) == {**SMALL, **large_files()}
         assert server.endpoint.startswith("https://")
         assert hf(server.endpoint.replace("https", "http"), *ask[:2])[0] != 0
 
@@ -424,7 +429,12 @@ def olah(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 # olah forgets to encode a `#` in a name once more, so there is none in this set
 MIRRORED = {path: data for path, data in SMALL.items() if "#" not in path}
-MIRRORED_LARGE = {"a b/ü.safetensors": random_bytes(70_000_000, 3)}
+
+
+@cache
+def mirrored_large() -> dict[str, bytes]:
+    """Like the large files of the other sets."""
+    return {"a b/ü.safetensors": random_bytes(70_000_000, 3)}
 
 
 @contextmanager
@@ -448,14 +458,14 @@ def mirroring(olah: str, folder: Path, behind: Serving) -> Iterator[str]:
 def test_olah_mirrors_the_server_and_hf_gets_the_same_bytes_through_it(
     olah: str, hf: Hf, tmp_path: Path
 ) -> None:
-    place = make_set(tmp_path / "set", MIRRORED, MIRRORED_LARGE)
+    place = make_set(tmp_path / "set", MIRRORED, mirrored_large())
     with serving(tmp_path, str(place.root)) as server:
         server.wait_until_ready()
         with mirroring(olah, tmp_path, server) as here:
             to = tmp_path / "got"
             code, output = hf(here, "download", "org/tiny", "--local-dir", str(to))
             assert code == 0, output
-            assert contents(to) == {**MIRRORED, **MIRRORED_LARGE}
+            assert contents(to) == {**MIRRORED, **mirrored_large()}
             code, output = hf(here, "cache", "verify", "org/tiny", "--local-dir", str(to))
             assert code == 0, output
         assert "a%20b/%C3%BC.safetensors 206 " in server.log
@@ -464,7 +474,7 @@ def test_olah_mirrors_the_server_and_hf_gets_the_same_bytes_through_it(
 def test_a_set_is_fetched_from_olah_and_a_byte_it_keeps_wrong_is_refused(
     olah: str, tmp_path: Path
 ) -> None:
-    place = make_set(tmp_path / "set", MIRRORED, MIRRORED_LARGE)
+    place = make_set(tmp_path / "set", MIRRORED, mirrored_large())
     checkout = tmp_path / "checkout"
     (checkout / "images").mkdir(parents=True)
     (checkout / "lockfiles" / "weights").mkdir(parents=True)
@@ -478,8 +488,8 @@ def test_a_set_is_fetched_from_olah_and_a_byte_it_keeps_wrong_is_refused(
             assert ended.returncode == 0, ended.stderr
             ended = fetch(checkout, here, tmp_path / "got")
             assert ended.returncode == 0, ended.stderr
-            assert contents(tmp_path / "got") == {**MIRRORED, **MIRRORED_LARGE}
-            assert spoil(tmp_path / "repos", MIRRORED_LARGE["a b/ü.safetensors"][5_000:5_032])
+            assert contents(tmp_path / "got") == {**MIRRORED, **mirrored_large()}
+            assert spoil(tmp_path / "repos", mirrored_large()["a b/ü.safetensors"][5_000:5_032])
             server.process.kill()
             ended = fetch(checkout, here, tmp_path / "again")
             assert ended.returncode != 0, ended.stderr

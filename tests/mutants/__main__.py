@@ -91,11 +91,12 @@ class Run:
                 raise
 
     def _map(self, room: str) -> EnteredMap:
-        tests = self.options.tests or [tests_of(self.root, room)]
+        tests = self.options.tests or tests_of(self.root, room)
         key = trials.fingerprint(self.root, *tests)
         entered = trials.load_map(self.root, key)
         if entered is None:
-            title = f"{room}: which functions do the tests in {' '.join(tests)} enter?"
+            also = f" and {len(tests) - 1} more files" if tests[1:] else ""
+            title = f"{room}: which functions do the tests in {tests[0]}{also} enter?"
             with log.step(title), self.tree() as tree:
                 entered = tree.enter("pipeline", tests)
             trials.keep_map(self.root, key, entered)

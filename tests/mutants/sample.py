@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,16 +23,20 @@ def files_of(root: Path, room: str) -> list[str]:
     return [str(path.relative_to(root.resolve())) for path in found]
 
 
-def tests_of(root: Path, room: str) -> str:
-    """The unit tests of a package, or those of the package it stands in."""
+def tests_of(root: Path, room: str) -> list[str]:
+    """The unit tests of a package, or those of the package it stands in, and all that import it."""
     # tests/unit has a folder for each package, without the part that it belongs to
     part, _, below = room.partition("/")
-    room = below if part in PARTS and below else room
-    module = Path("tests/unit") / Path(room).parent / f"test_{Path(room).name}.py"
-    for place in (Path("tests/unit", room), module, *Path("tests/unit", room).parents):
-        if (root / place).exists():
-            return str(place)
-    raise CannotTest(f"tests/unit has no tests of {room}")
+    short = below if part in PARTS and below else room
+    module = Path("tests/unit") / Path(short).parent / f"test_{Path(short).name}.py"
+    places = (Path("tests/unit", short), module, *Path("tests/unit", short).parents)
+    own = next((place for place in places if (root / place).exists()), None)
+    if own is None:
+        raise CannotTest(f"tests/unit has no tests of {room}")
+    imported = re.compile(rf"^\s*(from|import) pipeline\.{room.replace('/', '.')}\b", re.MULTILINE)
+    files = (path for path in (root / "tests" / "unit").rglob("test_*.py"))
+    others = [p.relative_to(root) for p in files if imported.search(p.read_text("utf-8"))]
+    return [str(own), *sorted(str(p) for p in others if not p.is_relative_to(own))]
 
 
 def mutants_in(root: Path, files: Iterable[str]) -> list[Mutant]:

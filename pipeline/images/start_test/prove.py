@@ -7,6 +7,7 @@ import platform
 import posixpath
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
@@ -245,9 +246,18 @@ def read_owners(store: Store, image: Built, folders: Iterable[str]) -> dict[str,
     found: dict[str, FileRow] = {}
     for layer in image.layers:
         record = layer.record
-        if any(row.path in wanted for row in store.contents(record)):
-            with open_layer(store.blob_path(record.digest), record.media_type) as stream:
-                found |= {row.path: row for row in stream.entries() if row.path in wanted}
+        # a name may be there twice: then the later entry counts
+        left = Counter(row.path for row in store.contents(record) if row.path in wanted)
+        if not left:
+            continue
+        with open_layer(store.blob_path(record.digest), record.media_type) as stream:
+            for row in stream.entries():
+                if row.path in left:
+                    found[row.path] = row
+                    left[row.path] -= 1
+                # most of a layer lies below /usr, after what is asked for here
+                if not left.total():
+                    break
     return found
 
 

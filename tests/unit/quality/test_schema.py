@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from pipeline.serving.quality.schema import SchemaUnknown, same_json, schema_fault
@@ -41,6 +40,9 @@ VALUES: list[Any] = [
 
 
 def test_every_value_is_judged_as_the_library_judges_it() -> None:
+    # not at the top: it compiles grammars for 3 s, in every test process
+    import jsonschema  # type: ignore[import-untyped]
+
     for schema, value in itertools.product(SCHEMAS, VALUES):
         good = jsonschema.Draft202012Validator(schema).is_valid(value)
         assert (schema_fault(schema, value) == "") is good, (schema, value)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+from collections.abc import Sequence
 
 from pipeline.core.net.wire import Address
 from pipeline.serving.smoke.client import ChatClient, Unsound
-from pipeline.serving.smoke.ladder import run_ladder
+from pipeline.serving.smoke.ladder import LADDER, run_ladder
 from pipeline.serving.smoke.model import ChatLimits, SmokePlan, SmokeResult
-from pipeline.serving.smoke.session import Baseline, SmokeSession, record_baseline
+from pipeline.serving.smoke.session import Baseline, Rung, SmokeSession, record_baseline
 from tests.testbed.model_server import ModelServer, listening
 
 PLAN = SmokePlan(
@@ -44,13 +45,17 @@ def open_session(url: str, plan: SmokePlan) -> SmokeSession:
 
 
 async def _ladder_result(
-    server: ModelServer, plan: SmokePlan, baseline: Baseline | None, has_drafts: bool
+    server: ModelServer,
+    plan: SmokePlan,
+    baseline: Baseline | None,
+    has_drafts: bool,
+    rungs: Sequence[Rung],
 ) -> SmokeResult:
     async with listening(server) as url:
         session = open_session(url, plan)
         session.restart, session.baseline = server.restart, baseline
         session.start_drafting = server.start_drafting if has_drafts else None
-        return await run_ladder(session, url, say=lambda _: None)
+        return await run_ladder(session, url, rungs, say=lambda _: None)
 
 
 def ladder_result(
@@ -59,9 +64,10 @@ def ladder_result(
     baseline: Baseline | None = None,
     *,
     has_drafts: bool = False,
+    rungs: Sequence[Rung] = LADDER,
 ) -> SmokeResult:
-    """The whole ladder."""
-    return asyncio.run(_ladder_result(server, plan, baseline, has_drafts))
+    """The whole ladder, or some of its rungs."""
+    return asyncio.run(_ladder_result(server, plan, baseline, has_drafts, rungs))
 
 
 async def _recorded(server: ModelServer) -> Baseline:

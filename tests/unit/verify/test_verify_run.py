@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,13 @@ from pipeline.serving.recipe import tiny
 from tests.unit.bench.example_run import write_example
 from tests.unit.verify.world import NOW, WHEN, World, trust_in, trusted
 
-KEY, TINY = make_private_key(), sha256_of(tiny.tiny_gguf())
+KEY = make_private_key()
+
+
+@cache
+def tiny_digest() -> str:
+    """Half a second of arithmetic."""
+    return sha256_of(tiny.tiny_gguf())
 
 
 @pytest.fixture
@@ -46,7 +53,7 @@ def folder(tmp_path: Path, world: World) -> Path:
     run = write_example(tmp_path / "run")
     facts = tmp_path / "facts.json"
     facts.write_text('{"host": "a"}')
-    inputs = {"image": world.built.digest, "weights": TINY}
+    inputs = {"image": world.built.digest, "weights": tiny_digest()}
     inputs |= {"host": sha256_of(facts.read_bytes())}
     write_run(tmp_path / "run", _with_inputs(run, **inputs))
     _sign(tmp_path / "run")

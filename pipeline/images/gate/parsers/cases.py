@@ -24,10 +24,12 @@ from pipeline.images.spec.checkout import Checkout
 # A family has thousands of streams for each truth, and takes seconds.
 MOST_CASES = 1000
 CUT_OFF = "cut-off"  # the last part of the name of a case whose answer stops early
+MESSAGES = "messages"  # the family of cases about what /v1/messages makes of a conversation
 _USER = "<|user|>hi<|assistant|>"  # what stands before an answer; parsers look for markers in it
 
 Marker = Annotated[str, StringConstraints(min_length=2, max_length=60)]
 Text = Annotated[str, StringConstraints(max_length=400)]
+TemplateText = Annotated[str, StringConstraints(max_length=2000)]
 ParserName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,40}$")]
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 JsonType = Literal["string", "integer", "number", "boolean", "object", "array"]
@@ -91,6 +93,17 @@ class TruthSpec(Frozen):
     cut_off: bool = Field(default=False, description="also judged where it stops after any token")
 
 
+class ConversationSpec(Frozen):
+    """What an agent sends over `/v1/messages`: one request more before each assistant's turn."""
+
+    system: Text
+    parsers: dict[Literal["reasoning_parser"], ParserName] = {}
+    messages: list[dict[str, Any]] = Field(min_length=2, max_length=40)
+    templates: dict[Name, TemplateText | None] = Field(
+        min_length=1, description="chat templates that render it; null: the engine has its own code"
+    )
+
+
 class TruthsFile(Frozen):
     """Truths that images share, and the tools that they call."""
 
@@ -98,6 +111,7 @@ class TruthsFile(Frozen):
 
     tools: dict[ToolName, dict[str, JsonType]]
     truths: dict[Name, TruthSpec]
+    conversations: dict[Name, ConversationSpec] = {}
 
 
 class FamilySpec(Frozen):
@@ -133,6 +147,9 @@ class ParsersFile(Frozen):
     )
     wheels: list[Name] = Field(description="wheels that the chat endpoint imports")
     families: dict[Name, FamilySpec]
+    conversations: list[Name] = Field(
+        default=[], description="conversations that its `/v1/messages` is judged by"
+    )
     accepted: list[AcceptedAnswer] = []
     not_judged: dict[ParserName, Reason] = Field(
         default={}, description="parsers of recipes that no case can judge, and why"
@@ -154,6 +171,7 @@ class ParserCase(Frozen):
     truth: dict[str, Any]
     tools: list[dict[str, Any]]
     cut_off: bool
+    conversation: dict[str, Any] | None = None  # instead of a truth: what an agent sends
     timeout_s: int = 300
 
 
@@ -193,6 +211,11 @@ def read_parser_gates(checkout: Checkout, image: str) -> ParserGates:
                 raise GateInvalid(f"{files['parsers.yaml']}: {name}: no such format ({known})")
             form = whole_format(family.format, formats)
             cases += _cases(name, family, form, truths)
+        for title in file.conversations:
+            if title not in truths.conversations:
+                known = there_are(title, truths.conversations)
+                raise GateInvalid(f"{files['parsers.yaml']}: no such conversation ({known})")
+            cases += _conversation_cases(title, truths)
     except KeyError as error:
         raise GateInvalid(f"images/common/gates/parsers: {error} is missing") from error
     except SpecInvalid as error:
@@ -222,8 +245,9 @@ def whole_format(name: str, formats: dict[str, FormatSpec]) -> FormatSpec:
     return form
 
 
-def _cases(name: str, family: FamilySpec, form: FormatSpec, truths: TruthsFile) -> list[ParserCase]:
-    tools = [
+def _offered(truths: TruthsFile) -> list[dict[str, Any]]:
+    """The tools as a chat request has them."""
+    return [
         {
             "type": "function",
             "function": {
@@ -237,6 +261,10 @@ def _cases(name: str, family: FamilySpec, form: FormatSpec, truths: TruthsFile) 
         }
         for tool, keys in truths.tools.items()
     ]
+
+
+def _cases(name: str, family: FamilySpec, form: FormatSpec, truths: TruthsFile) -> list[ParserCase]:
+    tools = _offered(truths)
     opened = form.opened_by == "template"
     cases = []
     for title, truth in truths.truths.items():
@@ -267,6 +295,28 @@ def _cases(name: str, family: FamilySpec, form: FormatSpec, truths: TruthsFile) 
             named = f"{whole.name}/{CUT_OFF}"
             cases.append(whole.model_copy(update={"name": named, "cut_off": True}))
     return cases
+
+
+def _conversation_cases(title: str, truths: TruthsFile) -> list[ParserCase]:
+    spec, tools = truths.conversations[title], _offered(truths)
+    return [
+        ParserCase(
+            name=f"{MESSAGES}/{title}/{name}",
+            family=MESSAGES,
+            stands_for=["agents such as Claude Code"],
+            parsers={str(flag): parser for flag, parser in spec.parsers.items()},
+            model_type="other",
+            markers={},
+            prompt="",
+            opened=False,
+            text="",
+            truth={},
+            tools=tools,
+            cut_off=False,
+            conversation={"system": spec.system, "messages": spec.messages, "template": template},
+        )
+        for name, template in spec.templates.items()
+    ]
 
 
 def written(form: FormatSpec, truth: TruthSpec) -> str:

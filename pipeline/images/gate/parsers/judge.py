@@ -68,6 +68,8 @@ class ParserAnswer(CaseReply):
     def wrong(self) -> str:
         """What is wrong, and in the smallest stream that shows it."""
         faults, smallest = ", ".join(self.faults), self.smallest
+        if self.message:  # of a conversation, which has no steps
+            return f"{faults}: {self.message}"
         if self.unstreamed is not None:
             return f"{faults}: also without a stream"
         if smallest is None or smallest.tokens == 1:
@@ -115,7 +117,9 @@ class ParserResult(Frozen):
         elif not answer.streams:
             verdict, message = "unknown", "no stream was tried"
         elif answer.failed:
-            severity = "token by token" if answer.token_by_token else "larger steps"
+            # a conversation has no steps: whoever sends one meets it
+            if case.conversation is None:
+                severity = "token by token" if answer.token_by_token else "larger steps"
             verdict, message = "failed", answer.wrong
             for known in accepted:
                 is_meant = fnmatchcase(case.name, known.case) and known.only in (None, severity)

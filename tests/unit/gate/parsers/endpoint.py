@@ -48,6 +48,8 @@ def shipped_cases(checkout: Checkout, images: list[str]) -> dict[str, dict[str, 
     for image in images:
         gates = read_parser_gates(checkout, image)
         for case in gates.cases:
+            if case.conversation is not None:
+                continue
             named = formats.setdefault(gates.file.families[case.family].format, {})
             named.setdefault(case.name.partition("/")[2], case)
     return formats

@@ -220,7 +220,8 @@ def test_every_shipped_case_file_is_valid() -> None:
         assert len(gates.cases()) >= 30
         for spec in checkout.series(checkout.spec(image)).patches:
             if (family := (spec.gate or "").removeprefix(PARSERS)) != spec.gate:
-                assert family in read_parser_gates(checkout, image).file.families, spec.file
+                cases = read_parser_gates(checkout, image).cases
+                assert family in {case.family for case in cases}, spec.file
                 continue
             assert gates.cases(only=spec.gate), f"{spec.file} names no gate of {image}"
 

@@ -23,6 +23,9 @@ class SglangChat:
     """`OpenAIServingChat._generate_chat_stream` of SGLang, and its answer without a stream."""
 
     route = "sglang/srt/entrypoints/openai/serving_chat.py: _generate_chat_stream"
+    messages_route = (
+        "sglang/srt/entrypoints/anthropic/serving.py: _convert_to_chat_completion_request"
+    )
 
     def __init__(self) -> None:
         # settings that are all off, as without flags; earlier versions have no such module
@@ -36,6 +39,12 @@ class SglangChat:
     def serve(self, case: Json, tokenizer: ByteTokenizer) -> None:
         """Sets the parsers that a recipe names, for requests of one case."""
         self._tokenizer, self._source = tokenizer, [dict[str, Any]()]
+        if case["conversation"]:
+            tokenizer.chat_template = case["conversation"]["template"]
+            # transformers compiles templates, and is stood in for
+            reader = importlib.import_module("sglang.srt.parser.jinja_template_utils")
+            compiler: Any = importlib.import_module("jinja2").Environment()
+            vars(reader)["_try_extract_ast"] = compiler.parse
         parsers = {
             "tool_call_parser": case["parsers"].get("tool_call_parser"),
             "reasoning_parser": case["parsers"].get("reasoning_parser"),
@@ -73,6 +82,14 @@ class SglangChat:
         for content in self._source:
             yield content
 
+    def convert(self, asked: Json) -> list[Json]:
+        """A request of `/v1/messages` as the chat messages that the template gets."""
+        package = "sglang.srt.entrypoints.anthropic"
+        serving: Any = importlib.import_module(f"{package}.serving")
+        request = importlib.import_module(f"{package}.protocol").AnthropicMessagesRequest(**asked)
+        chat = serving.AnthropicServing(self._chat)._convert_to_chat_completion_request(request)
+        return [_plain(message) for message in chat.messages]
+
     def _contents(self, steps: list[list[ByteToken]], reason: str) -> list[Json]:
         contents, text, ids = [], "", list[int]()
         for place, step in enumerate(steps):
@@ -101,6 +118,7 @@ class VllmChat:
     """`OpenAIServingChat.chat_completion_stream_generator` of vLLM, and its full generator."""
 
     route = "vllm/entrypoints/openai/chat_completion/serving.py: chat_completion_stream_generator"
+    messages_route = "vllm/entrypoints/anthropic/serving.py: create_messages"
 
     def __init__(self) -> None:
         name = "vllm.entrypoints.openai.chat_completion"
@@ -124,18 +142,18 @@ class VllmChat:
         models = types.SimpleNamespace(
             engine_client=client, model_config=config, renderer=renderer, input_processor=None
         )
-        self._chat = self._module.OpenAIServingChat(
-            client,
-            models,
-            "assistant",
-            online_renderer=types.SimpleNamespace(renderer=renderer),
-            request_logger=None,
-            chat_template=None,
-            chat_template_content_format="auto",
-            reasoning_parser=case["parsers"].get("reasoning_parser") or "",
-            tool_parser=case["parsers"].get("tool_call_parser"),
-            enable_auto_tools=True,
-        )
+        template = (case["conversation"] or {}).get("template")
+        settings = {
+            "online_renderer": types.SimpleNamespace(renderer=renderer, chat_template=template),
+            "request_logger": None,
+            "chat_template": template,
+            "chat_template_content_format": "auto",
+            "reasoning_parser": case["parsers"].get("reasoning_parser") or "",
+            "tool_parser": case["parsers"].get("tool_call_parser"),
+            "enable_auto_tools": True,
+        }
+        self._chat = self._module.OpenAIServingChat(client, models, "assistant", **settings)
+        self._setup = (client, models, "assistant"), settings
         self._tokenizer, self._prompt = tokenizer, tokenizer.encode(case["prompt"])
         self._kwargs = {"thinking": True, "enable_thinking": True}
         self._request = self._request_type(
@@ -146,6 +164,21 @@ class VllmChat:
             chat_template_kwargs=self._kwargs,
             stream=True,
         )
+
+    def convert(self, asked: Json) -> list[Json]:
+        """A request of `/v1/messages` as the chat messages that the template gets."""
+        package = "vllm.entrypoints.anthropic"
+        serving: Any = importlib.import_module(f"{package}.serving")
+        request = importlib.import_module(f"{package}.protocol").AnthropicMessagesRequest(**asked)
+        parts, settings = self._setup
+        endpoint, converted = serving.AnthropicServingMessages(*parts, **settings), list[Any]()
+
+        async def create(chat: Any, raw: Any) -> None:
+            converted.extend(chat.messages)
+
+        endpoint.create_chat_completion = create
+        _finished(endpoint.create_messages(request))
+        return [_plain(message) for message in converted]
 
     async def _generate(self, steps: list[list[ByteToken]], reason: str) -> AsyncIterator[Any]:
         for place, step in enumerate(steps):
@@ -190,6 +223,13 @@ def _finished(coroutine: Any) -> Any:
     except StopIteration as stopped:
         return stopped.value
     raise RuntimeError("the endpoint waits for something that is not there")
+
+
+def _plain(message: Any) -> Json:
+    """A message as a chat template sees it."""
+    given = message if isinstance(message, dict) else message.model_dump(exclude_none=True)
+    plain: Json = json.loads(json.dumps(given, default=list))
+    return plain
 
 
 def _read(lines: Any) -> ClientAnswer:

@@ -7,8 +7,10 @@ import logging
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from .answers import Json
+from .conversations import judge_conversation
 from .endpoints import ENDPOINTS
 from .judging import judge_cut_off, judge_whole
 from .stand_ins import install_stand_ins
@@ -35,7 +37,8 @@ def work_through(job_path: str, answers_path: str) -> None:
             begun, tokenizer = time.monotonic(), ByteTokenizer(case["markers"])
             answer: Json = {"case": case["name"], "ended": "not imported", "message": failure}
             if endpoint is not None:
-                judge = judge_cut_off if case["cut_off"] else judge_whole
+                judge: Any = judge_cut_off if case["cut_off"] else judge_whole
+                judge = judge_conversation if case["conversation"] else judge
                 try:
                     endpoint.serve(case, tokenizer)
                     answer |= {"ended": "judged", "route": endpoint.route}
