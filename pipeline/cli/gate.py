@@ -183,6 +183,31 @@ def _texts(
 
 
 @query
+@click.argument("image", metavar="IMAGE")
+@options.platform_option
+def gate_show_command(
+    workspace: Workspace, image: str, platform: str | None, as_json: bool
+) -> None:
+    """Show the kept results of an image's gates, as they go into its evidence.
+
+    Nothing is judged anew; `sm120 gate run` does that. With --json every row is printed.
+    """
+    gates = app.gate.kept_gates(workspace, image, platform)
+    if as_json:
+        return say_json(gates.model_dump(mode="json"))
+    rows, bad = [], list[str]()
+    for result in gates.results:
+        found = [row.verdict for row in result.rows]
+        counts = {verdict: found.count(verdict) for verdict in dict.fromkeys(found)}
+        listed = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
+        rows.append([result.gate, result.arch, result.verdict, listed or result.message])
+        failed = [row for row in result.rows if row.verdict in ("failed", "unknown")]
+        bad += [f"{result.gate}: {row.name}: {row.message}" for row in failed]
+    click.echo(log.table(["gate", "card", "verdict", "cases"], rows))
+    click.echo("\n".join(["", *bad, f"{image} for {gates.platform}: {gates.image_digest}"]))
+
+
+@query
 @click.argument("kernels", metavar="[KERNEL]...", nargs=-1)
 @click.option(
     "--traceback",

@@ -115,9 +115,10 @@ def gate_files(checkout: Checkout, image: str, gate: str, platform: str = "") ->
     special = f"arch.{platform.partition('/')[2]}.yaml"
     if gate == "arch" and (folders["gates"] / special).is_file():
         patterns = (special,)
-    # a patch may be one of a parser
-    parsers = parser_files(checkout, image) if gate == "patches" else {}
-    return parsers | {
+    # a patch may be one of a parser, or of what renders
+    both = (parser_files(checkout, image), template_files(checkout, image))
+    chat = both[0] | both[1] if gate == "patches" else {}
+    return chat | {
         f"{name}/{path.name}": path
         for name, folder in folders.items()
         for pattern in patterns

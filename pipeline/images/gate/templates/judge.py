@@ -20,7 +20,13 @@ from pipeline.core.verdict import GateVerdict, worst
 from pipeline.images.assemble.plan import ImagePlan
 from pipeline.images.gate.files import read_setup
 from pipeline.images.gate.parsers.judge import PARSER_WORKER
-from pipeline.images.gate.smem.engine import EngineTree, GateContext, engine_pin, engine_tree
+from pipeline.images.gate.smem.engine import (
+    EngineTree,
+    GateContext,
+    engine_pin,
+    engine_tree,
+    mark_used,
+)
 from pipeline.images.gate.smem.environment import EnvironmentFacts, make_environment
 from pipeline.images.gate.smem.image_gate import OpenedGate, chosen_series
 from pipeline.images.gate.smem.results import CaseReply
@@ -108,6 +114,11 @@ class RenderedCase(Frozen):
     stand_ins: list[str] = []
     seconds: float = 0.0
     cached: bool = False
+
+    @property
+    def failed(self) -> int:
+        """As an answer has streams that fail: a conversation is one text."""
+        return int(self.verdict == "failed")
 
     @classmethod
     def of(
@@ -336,6 +347,7 @@ class TemplateGate:
                     wheel.extractall(scratch / "package")
                     folder.parent.mkdir(parents=True, exist_ok=True)
                     (scratch / "package").rename(folder)
+        mark_used(folder)
         return EngineTree(folder, pin.name, pin.version, f"sha256:{pin.sha256}")
 
 

@@ -24,7 +24,7 @@ from pipeline.core.yaml_file import read_yaml
 from pipeline.images.gate.files import Module, template_files
 from pipeline.images.gate.parsers.cases import FormatsFile, ParsersFile, whole_format
 from pipeline.images.gate.smem.cases import Identifier, Reason, Upstream
-from pipeline.images.gate.smem.engine import GateContext
+from pipeline.images.gate.smem.engine import GateContext, mark_used
 from pipeline.images.gate.templates.cases import Conversation, conversations
 from pipeline.images.gate.templates.files import ModelText
 from pipeline.images.gate.templates.renderer import ChatTemplate
@@ -250,6 +250,7 @@ def fetch_template(context: GateContext, source: TemplateSource, pin: Any) -> Mo
                 "Correct `digest` in images/common/gates/templates/sources.yaml.",
             )
         write_bytes(kept, data)
+    mark_used(kept)
     template = ChatTemplate(data.decode(errors="replace"), source.tokens)
     why = f"{pin.name} {pin.version} has the template alone"
     inputs = {f"{pin.name} {pin.version}/{source.path}": source.digest}
