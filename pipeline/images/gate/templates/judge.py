@@ -361,7 +361,8 @@ def open_template_gate(
     """Reads an image's families, and brings their templates: of weights, else of packages."""
     name = plan.spec.name
     gates = read_template_gates(context.checkout, name)
-    found, encoders, missing = dict(texts), dict[str, EngineTree](), dict[str, str]()
+    found, encoders = dict(texts), dict[str, EngineTree]()
+    missing = dict[str, str]() if only else dict(gates.file.not_judged)
     for family in gates.chosen(only, list(texts)):
         if family in found:
             continue

@@ -133,6 +133,10 @@ class TemplatesFile(Frozen):
     )
     families: dict[Name, TemplateFamily]
     accepted: list[AcceptedRendering] = []
+    not_judged: dict[Name, Reason] = Field(
+        default={},
+        description="families of parsers.yaml whose rendering no case can judge, and why",
+    )
 
 
 class TemplateCase(Frozen):
@@ -212,6 +216,10 @@ def read_template_gates(checkout: Checkout, image: str) -> TemplateGates:
         if (family.parsers_of or name) not in parsers.families:
             wanted = there_are(family.parsers_of or name, parsers.families)
             raise GateInvalid(f"{own}: {name}: no such family in parsers.yaml ({wanted})")
+    covered = {family.parsers_of or name for name, family in file.families.items()}
+    if left := sorted({*parsers.families} - covered - {*file.not_judged}):
+        hint = "Add it under `families`, or under `not_judged` with a reason."
+        raise GateInvalid(f"{own}: says nothing of {left[0]}, a family of parsers.yaml", hint)
     for name, source in sources.templates.items():
         if source.archive not in sources.archives:
             raise GateInvalid(f"sources.yaml: {name}: there is no archive {source.archive!r}")

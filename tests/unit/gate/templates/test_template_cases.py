@@ -39,7 +39,7 @@ from pipeline.images.lock.model import ArchivePin, WheelPin
 from pipeline.images.spec.checkout import Checkout
 from tests.unit.gate.parsers.test_parser_cases import FORMAT, LINK, PARSERS, TRUTHS, WHY
 from tests.unit.gate.smem.test_run import FACTS
-from tests.unit.support import Command
+from tests.unit.support import ROOT, Command
 
 ZEROS = "0" * 64
 PIN = {"name": "pack", "version": "1", "file": "pack-1-py3-none-any.whl", "size_bytes": 9}
@@ -86,6 +86,8 @@ def test_a_case_is_a_conversation_of_a_family(tmp_path: Path) -> None:
             "no such template",
         ),
         ({"templates": {**TEMPLATES, "speed": 1}}, "speed"),
+        ({"templates": {**TEMPLATES, "families": {}}}, "says nothing of one"),
+        ({"templates": {**TEMPLATES, "not_judged": {"one": "no"}}}, "not_judged"),
         ({"templates": {**TEMPLATES, "accepted": [{**ACCEPTED, "case": "two/*"}]}}, "two/"),
         ({"templates": {**TEMPLATES, "accepted": [{**ACCEPTED, "reason": "so"}]}}, "reason"),
         ({"templates": {**TEMPLATES, "accepted": [{**ACCEPTED, "upstream": []}]}}, "upstream"),
@@ -106,6 +108,14 @@ def test_files_that_say_nothing_sound_are_refused(
 ) -> None:
     with pytest.raises(GateInvalid, match=message):
         read_template_gates(checkout(tmp_path, **changed), "engine")
+
+
+def test_shipped_images_say_something_of_every_family_of_their_parsers() -> None:
+    for image in ("sglang-k2", "sglang", "vllm", "vllm-b12x"):
+        gates = read_template_gates(Checkout(ROOT), image)
+        # either a template that can be had, or how to get one
+        for name, family in gates.file.families.items():
+            assert bool(family.template) != bool(family.fetch), name
 
 
 def test_a_pattern_that_fits_no_case_and_an_image_without_families_are_errors(
