@@ -47,6 +47,8 @@ nox.options.default_venv_backend = "none"
 nox.options.sessions = []  # plain `nox` lists; a build fetches gigabytes only when asked to
 
 ENGINES = ("sglang-k2", "sglang", "vllm")
+# What every group but nox's own holds: templates are rendered by gates, too.
+OURS = ["pyproject.toml", "--extra", "quality", "--group", "build"]
 # Built only when they are asked for. Sizes are downloads; times are of two cores.
 OTHERS = {
     "ik-llama": "ik_llama.cpp for IQ_K models, compiled here: some two CPU-hours",
@@ -281,10 +283,10 @@ def lock(session: nox.Session) -> None:
         return
     for group, extra in (
         ("nox", ["--group", "nox"]),
-        ("run", ["pyproject.toml", "--group", "build"]),
-        ("hosts", ["pyproject.toml", "--group", "build", "--group", "hosts"]),
-        ("test", ["pyproject.toml", "--group", "build", "--group", "test"]),
-        ("lint", ["pyproject.toml", "--group", "build", "--group", "lint"]),
+        ("run", OURS),
+        ("hosts", [*OURS, "--group", "hosts"]),
+        ("test", [*OURS, "--group", "test"]),
+        ("lint", [*OURS, "--group", "lint"]),
     ):
         run(
             session,

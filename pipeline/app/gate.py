@@ -10,6 +10,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from pipeline.app.image_statements import state_gates, state_runs
 from pipeline.app.images import find_image
@@ -28,7 +29,7 @@ from pipeline.images.engine.parser_flags import ParserFlags, find_parser_flags, 
 from pipeline.images.fetch.inputs import make_fetcher
 from pipeline.images.gate import patches, tracebacks
 from pipeline.images.gate.arch import ArchSpec, read_arch_spec
-from pipeline.images.gate.evidence import gate_error, keep_evidence
+from pipeline.images.gate.evidence import ImageGates, gate_error, keep_evidence, read_evidence
 from pipeline.images.gate.files import has_cases, read_setup
 from pipeline.images.gate.numerics import read_numeric_cases
 from pipeline.images.gate.parsers.cases import read_parser_gates
@@ -46,7 +47,16 @@ from pipeline.images.gate.smem.image_gate import (
 )
 from pipeline.images.gate.smem.image_gate import sweep_launches as sweep
 from pipeline.images.gate.smem.limits import Card, card_for
-from pipeline.images.gate.stage import GateRun, run_arch, run_numerics, run_parsers, run_smem
+from pipeline.images.gate.stage import (
+    GateRun,
+    run_arch,
+    run_numerics,
+    run_parsers,
+    run_smem,
+    run_templates,
+)
+from pipeline.images.gate.templates.judge import open_template_gate
+from pipeline.images.gate.templates.sources import read_template_gates
 from pipeline.images.start_test.expected import engine_of
 from pipeline.images.start_test.prove import prove_start
 from pipeline.serving.quality.texts import served_text
@@ -67,7 +77,7 @@ class GateRequest:
     arch: str | None = None
     unpatched: bool = False
     series: str | None = None
-    weights: Path | None = None  # whose tokenizer says which markers are special
+    weights: tuple[tuple[str, Path], ...] = ()  # families of models, and where their weights are
 
     @property
     def is_own(self) -> bool:
@@ -145,17 +155,20 @@ def run_gates(
     spec = checkout.spec(name)
     # an image that names no gate gets the error that it has no cases
     judges_kernels = "smem" in spec.gates or not {"arch", "parsers"} & {*spec.gates}
-    # names of parsers' cases alone have a slash
+    # of names of kernels none has a slash; one that has it is taken for an answer's
     judges_kernels = judges_kernels and "/" not in (request.case or "")
     judges_parsers = "parsers" in spec.gates and "/" in (request.case or "/")
+    judges_templates = "templates" in spec.gates and request.case is None
     if request.only:
-        judges_parsers = "parsers" in request.only
+        judges_parsers, judges_templates = (x in request.only for x in ("parsers", "templates"))
         judges_kernels = bool({"smem", "numerics"} & {*request.only})
     with context.store.in_use():
         if judges_kernels:
             runs += _judge_kernels(context, request, signing)
         if judges_parsers and not kernels_only:
-            runs.append(_judge_parsers(context, request, signing))
+            runs.append(_judge_chat(context, request, signing, is_rendering=False))
+        if judges_templates and not kernels_only:
+            runs.append(_judge_chat(context, request, signing, is_rendering=True))
         if request.wants_objects(spec.gates) and not kernels_only:
             try:
                 built = find_image(checkout, context.store, name, request.platform)
@@ -227,27 +240,55 @@ def _judge_kernels(context: GateContext, request: GateRequest, signing: Signing)
     return runs
 
 
-def _judge_parsers(context: GateContext, request: GateRequest, signing: Signing) -> GateRun:
-    plan = _plan_of(context, request.image, request.platform)
-    gates = read_parser_gates(context.checkout, request.image)
-    chosen = gates.chosen(request.case)
-    if request.weights is not None:
-        alike = gates.check_markers(served_text(request.weights).added_tokens, str(request.weights))
-        log.say(f"{request.weights}: its tokenizer has the markers of {', '.join(alike)}")
-    families = len({case.family for case in chosen})
-    log.say(
-        f"{request.image}: {log.count(len(chosen), 'answer')} of"
-        f" {log.count(families, 'family', 'families')} of models, cut in every way; needs no GPU"
-    )
-    opened = open_parser_gate(context, plan, request.series)
-    with log.step(f"Judging the parsers of {request.image}"):
-        run = run_parsers(
-            opened, plan.spec.main_arch, unpatched=request.unpatched, only=request.case
-        )
-    if run.parsers and (digest := run.parsers.image_digest):
-        keep_evidence(context.store, request.image, plan.platform, digest, [run.evidence])
-        state_gates(context.checkout, context.store, plan, signing)
+def _judge_chat(
+    context: GateContext, request: GateRequest, signing: Signing, *, is_rendering: bool
+) -> GateRun:
+    """What the chat endpoint makes of answers, or of conversations."""
+    name, only, checkout = request.image, request.case, context.checkout
+    plan = _plan_of(context, name, request.platform)
+    # before anything is fetched: a pattern may fit no case
+    if is_rendering:
+        talks = read_template_gates(checkout, name).chosen(only, [n for n, _ in request.weights])
+        count = log.count(sum(len(each) for each in talks.values()), "conversation")
+        families, how = len(talks), "rendered by the image and by the reference"
+    else:
+        gates = read_parser_gates(checkout, name)
+        answers = gates.chosen(only)
+        for family, path in request.weights:
+            gates.check_markers(family, served_text(path).added_tokens, str(path))
+            log.say(f"{path}: its tokenizer has the markers of {family}")
+        count = log.count(len(answers), "answer")
+        families, how = len({case.family for case in answers}), "cut in every way"
+    several = log.count(families, "family", "families")
+    log.say(f"{name}: {count} of {several} of models, {how}; needs no GPU")
+    choices: dict[str, Any] = {"unpatched": request.unpatched, "only": only}
+    if is_rendering:
+        texts = {family: served_text(path) for family, path in request.weights}
+        rendering = open_template_gate(context, plan, texts, only, request.series)
+        with log.step(f"Judging how {name} renders conversations"):
+            run = run_templates(rendering, plan.spec.main_arch, **choices)
+    else:
+        parsing = open_parser_gate(context, plan, request.series)
+        with log.step(f"Judging the parsers of {name}"):
+            run = run_parsers(parsing, plan.spec.main_arch, **choices)
+    result = run.templates or run.parsers
+    if result and (digest := result.image_digest):
+        keep_evidence(context.store, name, plan.platform, digest, [run.evidence])
+        state_gates(checkout, context.store, plan, signing)
     return run
+
+
+def kept_gates(workspace: Workspace, name: str, platform: str | None = None) -> ImageGates:
+    """The results of a built image's gates, as they were kept."""
+    checkout, store = workspace.checkout(), workspace.store_to_read()
+    built = find_image(checkout, store, name, platform)
+    gates = read_evidence(store, built.name, built.platform, built.digest)
+    if gates is None:
+        raise errors.GateUnknown(
+            f"{name} for {built.platform}: no gate was run on this image",
+            f"`sm120 gate run {name}` judges it.",
+        )
+    return gates
 
 
 def open_image_gate(

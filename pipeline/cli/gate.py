@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from pipeline.cli.gate_tables import (
     show_numbers,
     show_objects,
     show_parsers,
+    show_templates,
     show_unreached,
 )
 from pipeline.cli.options import Numbers, flag_option, query
@@ -38,12 +40,27 @@ series_option = click.option(
 )
 
 
+class FamilyPath(click.ParamType[Any]):
+    """`FAMILY=PATH`: a family of models, and where its weights are."""
+
+    name = "FAMILY=PATH"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, Path]:
+        """The two parts."""
+        name, sign, path = str(value).partition("=")
+        if not (sign and path and re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,60}", name)):
+            self.fail(f"{value!r} is not FAMILY=PATH, such as kimi-k2.5=/models/kimi-k2.6")
+        if not Path(path).exists():
+            self.fail(f"{path}: there is no such file or folder")
+        return name, Path(path)
+
+
 @query
 @click.argument("image", metavar="IMAGE")
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice(["smem", "numerics", "parsers", "arch"]),
+    type=click.Choice(["smem", "numerics", "parsers", "templates", "arch"]),
     help="Run only this gate. Repeatable [default: all that the image names].",
 )
 @click.option("--case", metavar="PATTERN", help="Judge only cases such as 'extend-mla-*'.")
@@ -56,9 +73,9 @@ series_option = click.option(
 @series_option
 @click.option(
     "--weights",
-    type=click.Path(exists=True, path_type=Path),
-    metavar="DIR",
-    help="Compare the parsers' markers with the tokenizer in this folder of weights.",
+    multiple=True,
+    type=FamilyPath(),
+    help="Compare with the tokenizer and render with the template of these weights. Repeatable.",
 )
 @flag_option("--only-failed", help="Show only what failed or could not be judged.")
 @flag_option("--all", "show_all", help="List every case, also those that passed.")
@@ -89,6 +106,9 @@ def gate_run_command(
     reasoning, the content and the tool calls that were meant. Cases have names such as
     'kimi-k2/call', and 'kimi-k2/call/required' where the request requires a call.
 
+    templates: the image's own code renders conversations with a model's chat template; the text
+    must be the one that a reference renders. Cases have names such as 'kimi-k2.5/late-system-turn'.
+
     arch: every object of the built image that holds CUDA code must hold code that the card can
     run. This needs none of NVIDIA's tools, and judges amd64 images on arm64, too.
     """
@@ -101,9 +121,11 @@ def gate_run_command(
         raise click.UsageError("--only-failed is about the tables of verdicts; use it alone")
     if "arch" in request.only and not request.is_own:
         raise click.UsageError("--only arch judges the built image; leave the other choices out")
+    if len({name for name, _ in request.weights}) < len(request.weights):
+        raise click.UsageError("--weights names a family twice")
     gates = workspace.checkout().spec(request.image).gates
-    if request.weights and "parsers" not in (request.only or gates):
-        raise click.UsageError("--weights is about parsers; add --only parsers")
+    if request.weights and not {"parsers", "templates"} & {*(request.only or gates)}:
+        raise click.UsageError("--weights is about parsers and templates; add --only parsers")
     if request.arch and not discover and request.wants_objects(gates):
         try:
             known = target_of(request.arch).arch in ARCHITECTURES
@@ -119,12 +141,14 @@ def gate_run_command(
     if as_json:
         smem, built = shown_result(done.runs), done.built
         parsers = next((run.parsers for run in done.runs if run.parsers), None)
+        templates = next((run.templates for run in done.runs if run.templates), None)
         reports = [run.evidence.model_dump(mode="json") for run in done.runs if run.report]
         say_json(
             {
                 "image": request.image,
                 "smem": smem.model_dump(mode="json") if smem else None,
                 "parsers": parsers.model_dump(mode="json") if parsers else None,
+                "templates": templates.model_dump(mode="json") if templates else None,
                 "arch": {"digest": built.digest, "reports": reports} if built else None,
             }
         )
@@ -150,10 +174,37 @@ def _texts(
         texts += [show_numbers(kernels, **listing)] if kernels.numerics else []
     for parsers in [run.parsers for run in done.runs if run.parsers]:
         texts.append(show_parsers(parsers, only_failed=only_failed, hide_passed=hide_passed))
+    for templates in [run.templates for run in done.runs if run.templates]:
+        texts.append(show_templates(templates, only_failed=only_failed, hide_passed=hide_passed))
     for report in [run.report for run in done.runs if run.report]:
         assert done.arch_spec is not None
         texts.append(show_objects(request.image, report, done.arch_spec, only_failed=only_failed))
     return texts
+
+
+@query
+@click.argument("image", metavar="IMAGE")
+@options.platform_option
+def gate_show_command(
+    workspace: Workspace, image: str, platform: str | None, as_json: bool
+) -> None:
+    """Show the kept results of an image's gates, as they go into its evidence.
+
+    Nothing is judged anew; `sm120 gate run` does that. With --json every row is printed.
+    """
+    gates = app.gate.kept_gates(workspace, image, platform)
+    if as_json:
+        return say_json(gates.model_dump(mode="json"))
+    rows, bad = [], list[str]()
+    for result in gates.results:
+        found = [row.verdict for row in result.rows]
+        counts = {verdict: found.count(verdict) for verdict in dict.fromkeys(found)}
+        listed = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
+        rows.append([result.gate, result.arch, result.verdict, listed or result.message])
+        failed = [row for row in result.rows if row.verdict in ("failed", "unknown")]
+        bad += [f"{result.gate}: {row.name}: {row.message}" for row in failed]
+    click.echo(log.table(["gate", "card", "verdict", "cases"], rows))
+    click.echo("\n".join(["", *bad, f"{image} for {gates.platform}: {gates.image_digest}"]))
 
 
 @query

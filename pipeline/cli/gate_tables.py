@@ -10,6 +10,7 @@ from pipeline.core import log
 from pipeline.images.gate.arch import ArchReport, ArchSpec, JudgedObject, ObjectVerdict
 from pipeline.images.gate.parsers.judge import ParserResult, ParserResults
 from pipeline.images.gate.smem.results import CaseResult, GateResult, NumericsResult
+from pipeline.images.gate.templates.judge import RenderedCase, TemplateResults
 
 _VERDICTS = ("passed", "accepted", "failed", "unknown")
 
@@ -70,10 +71,9 @@ def show_kernels(
             f" `sm120 gate run {result.image} --discover` names the rest"
         )
     counts = {v: sum(c.verdict == v for c in result.cases) for v in _VERDICTS}
-    summary = ", ".join(f"{n} {v}" for v, n in counts.items() if n)
     lines.append(
-        f"{result.image} on {result.card.arch}: {summary} in {log.seconds(result.seconds)}"
-        f"{_kept(result.cases)}"
+        f"{result.image} on {result.card.arch}: {_summary(result.cases)} in"
+        f" {log.seconds(result.seconds)}{_kept(result.cases)}"
     )
     # how much of what fits was also seen to compute the right thing
     if (passed := counts["passed"]) and result.numerics is None:
@@ -85,7 +85,7 @@ def show_kernels(
     return "\n".join(lines)
 
 
-_Judged = TypeVar("_Judged", CaseResult, NumericsResult, ParserResult)
+_Judged = TypeVar("_Judged", CaseResult, NumericsResult, ParserResult, RenderedCase)
 
 
 def _sorted(cases: Sequence[_Judged], only_failed: bool, hide_passed: bool) -> list[_Judged]:
@@ -176,24 +176,58 @@ def show_parsers(
     ]
     lines = [log.table(head, rows), ""] if rows else []
     lines += _messages(shown)
+    lines += _judged_endpoint(result)
+    streams = sum(case.streams for case in result.cases)
+    lines.append(
+        f"{result.image}'s parsers: {_summary(result.cases)} in {streams} streams,"
+        f" {log.seconds(result.seconds)}{_kept(result.cases)}"
+    )
+    return "\n".join(lines)
+
+
+def _judged_endpoint(result: ParserResults | TemplateResults) -> list[str]:
+    """What was judged, and what was not, of a gate that drives the chat endpoint."""
     number = len(result.patches)
     held = f"with {log.count(number, 'patch', 'patches')}" if number else "unpatched"
     where = "the image's own" if result.environment.kind == "image" else "this machine's"
-    lines.append(
+    lines = [
         f"{result.engine} {result.engine_version} {held}, {where} Python"
         f" {result.environment.python}, without torch, server and model"
-    )
+    ]
     # the verdicts are about these routes alone
     for route, address in dict.fromkeys((c.route, c.address) for c in result.cases if c.route):
         lines.append(f"Judged: {route}, as {address} calls it")
     lines += [f"Not judged: {name}: {why}" for name, why in result.not_judged.items()]
     if result.sandbox and result.sandbox.missing:
         lines.append(result.sandbox.sentence())
-    counts = {v: sum(c.verdict == v for c in result.cases) for v in _VERDICTS}
-    summary = ", ".join(f"{n} {v}" for v, n in counts.items() if n)
-    streams = sum(case.streams for case in result.cases)
+    return lines
+
+
+def _summary(cases: Sequence[_Judged]) -> str:
+    counts = {v: sum(c.verdict == v for c in cases) for v in _VERDICTS}
+    return ", ".join(f"{n} {v}" for v, n in counts.items() if n)
+
+
+def show_templates(
+    result: TemplateResults, *, only_failed: bool = False, hide_passed: bool = False
+) -> str:
+    """The verdicts on rendered conversations as a table, and what was judged."""
+    shown = _sorted(result.cases, only_failed, hide_passed)
+    rows = [
+        [
+            *(case.name, case.verdict, str(case.characters) if case.want else "refused"),
+            "–" if case.tokens is None else str(case.tokens),
+            "–" if case.difference is None else str(case.difference.at),
+        ]
+        for case in shown
+    ]
+    head = ["case", "verdict", "characters", "tokens", "differs after"]
+    lines = [log.table(head, rows), ""] if rows else []
+    lines += _messages(shown)
+    lines += _judged_endpoint(result)
+    families = log.count(len(result.templates), "template")
     lines.append(
-        f"{result.image}'s parsers: {summary} in {streams} streams,"
+        f"{result.image}'s conversations: {_summary(result.cases)} with {families},"
         f" {log.seconds(result.seconds)}{_kept(result.cases)}"
     )
     return "\n".join(lines)

@@ -32,6 +32,7 @@ from pipeline.images.gate.files import EngineSetup
 from pipeline.images.gate.numerics import NumericsFile
 from pipeline.images.gate.parsers.cases import FormatsFile, ParsersFile, TruthsFile
 from pipeline.images.gate.smem.cases import GateFile
+from pipeline.images.gate.templates.sources import SourcesFile, TemplatesFile
 from pipeline.images.spec.image import ImageFile, PatchSeries
 from pipeline.images.spec.source import SourceSpec
 from pipeline.serving.recipe.model import RecipeFile
@@ -351,6 +352,8 @@ _SCHEMAS: dict[str, type[BaseModel]] = {
     "parsers": ParsersFile,
     "formats": FormatsFile,
     "truths": TruthsFile,
+    "templates": TemplatesFile,
+    "sources": SourcesFile,
     "engine": EngineSetup,
     "arch": ArchSpec,
     "source": SourceSpec,

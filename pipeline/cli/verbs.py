@@ -118,6 +118,7 @@ GATE = {
     "run": Verb(
         "gate:gate_run_command", "Judge an image: shared memory, numerics, machine code.", "image"
     ),
+    "show": Verb("gate:gate_show_command", "Show the kept results of an image's gates.", "image"),
     "find": Verb("gate:gate_find_command", "Find the case of a kernel, by name or by a traceback."),
     "patches": Verb(
         "gate:gate_patches_command", "Judge whether each patch of an image is needed.", "image"

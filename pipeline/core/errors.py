@@ -526,6 +526,12 @@ class ParserWrong(GateNotPassed):
     hint = "Patch the parser, or accept the case in gates/parsers.yaml with a reason and a link."
 
 
+class TemplateWrong(GateNotPassed):
+    """an image renders a conversation otherwise than its model's chat template"""
+
+    hint = "Patch the engine, or accept the case in gates/templates.yaml with a reason and a link."
+
+
 class NoKernelImage(GateNotPassed):
     """an object of an image holds no code that the target card can run"""
 

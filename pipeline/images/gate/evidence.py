@@ -20,15 +20,19 @@ from pipeline.core.model import Digest, Frozen
 from pipeline.core.verdict import GateVerdict, worst
 from pipeline.images.gate.smem.limits import Card
 
-GateKind = Literal["smem", "numerics", "patches", "parsers", "arch"]
+GateKind = Literal["smem", "numerics", "patches", "parsers", "templates", "arch"]
 # The order in which they are run, and in which files list them.
-_ORDER = ("smem", "numerics", "patches", "parsers", "arch")
+_ORDER = ("smem", "numerics", "patches", "parsers", "templates", "arch")
 # The error that a command ends with, and how its message counts the rows that did not pass.
 _FAILED: dict[GateKind, tuple[type[errors.PipelineError], str, str]] = {
     "smem": (errors.GateFailed, "case fails", "cases fail"),
     "numerics": (errors.GateWrong, "case computes wrong numbers", "cases compute wrong numbers"),
     "patches": (errors.PatchUnproved, "patch fails", "patches fail"),
     "parsers": (errors.ParserWrong, "answer is lost or changed", "answers are lost or changed"),
+    "templates": (
+        *(errors.TemplateWrong, "conversation is rendered otherwise"),
+        "conversations are rendered otherwise",
+    ),
     "arch": (errors.NoKernelImage, "object fails", "objects fail"),
 }
 _UNKNOWN = (errors.GateUnknown, "result is unknown", "results are unknown")
@@ -81,8 +85,8 @@ def gate_error(image: str, result: Evidence) -> errors.PipelineError | None:
         why = result.message or "nothing was judged"
         return kind(f"{image}, gate {result.gate} on {result.arch}: {why}")
     first = f"{bad[0].name}: {bad[0].message}" + (" …" if len(bad) > 1 else "")
-    # parsers are the same for every card
-    where = "" if result.gate == "parsers" else f" on {result.arch}"
+    # parsers and templates are the same for every card
+    where = "" if result.gate in ("parsers", "templates") else f" on {result.arch}"
     return kind(f"{image}: {log.count(len(bad), one, many)}{where}: {first}")
 
 

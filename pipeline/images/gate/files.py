@@ -95,14 +95,25 @@ def parser_files(checkout: Checkout, image: str) -> dict[str, Path]:
     return {**{f"{shared}/{path.name}": path for path in files}, name: own}
 
 
+def template_files(checkout: Checkout, image: str) -> dict[str, Path]:
+    """An image's templates.yaml, the templates that images share, and what its parsers are."""
+    shared, own = f"{_SHARED}/templates", checkout.folder(image) / "gates" / "templates.yaml"
+    if not own.is_file():
+        return {}
+    files = {
+        f"{shared}/{path.name}": path for path in sorted(checkout.folder(shared).glob("*.yaml"))
+    }
+    return {**files, **parser_files(checkout, image), "gates/templates.yaml": own}
+
+
 def gate_files(checkout: Checkout, image: str, gate: str, platform: str = "") -> dict[str, Path]:
     """Finds the files that decide a gate's verdict, by the names that evidence has for them.
 
     Shared files come first and are named by their path below images/, the image's own by their
     path below its folder. Objects differ by platform, and so may the file about them.
     """
-    if gate == "parsers":
-        return parser_files(checkout, image)
+    if gate in ("parsers", "templates"):
+        return (parser_files if gate == "parsers" else template_files)(checkout, image)
     folders = {"gates": checkout.folder(image) / "gates"}
     try:
         shared = read_setup(checkout, image).shared
@@ -115,9 +126,10 @@ def gate_files(checkout: Checkout, image: str, gate: str, platform: str = "") ->
     special = f"arch.{platform.partition('/')[2]}.yaml"
     if gate == "arch" and (folders["gates"] / special).is_file():
         patterns = (special,)
-    # a patch may be one of a parser
-    parsers = parser_files(checkout, image) if gate == "patches" else {}
-    return parsers | {
+    # a patch may be one of a parser, or of what renders
+    both = (parser_files(checkout, image), template_files(checkout, image))
+    chat = both[0] | both[1] if gate == "patches" else {}
+    return chat | {
         f"{name}/{path.name}": path
         for name, folder in folders.items()
         for pattern in patterns

@@ -17,9 +17,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Literal
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -29,10 +30,10 @@ from pipeline.core.errors import GateInvalid, PatchConflict, PipelineError
 from pipeline.core.model import Frozen
 from pipeline.core.verdict import worst
 from pipeline.images.gate.numerics import check_numbers, numeric_cases
-from pipeline.images.gate.parsers.judge import ParserGate, ParserResult, open_parser_gate
+from pipeline.images.gate.parsers.judge import ParserResult, open_parser_gate
 from pipeline.images.gate.smem import engine
 from pipeline.images.gate.smem.engine import GateContext
-from pipeline.images.gate.smem.image_gate import ImageGate
+from pipeline.images.gate.smem.image_gate import ImageGate, OpenedGate
 from pipeline.images.gate.smem.limits import Card
 from pipeline.images.gate.smem.results import (
     CaseResult,
@@ -41,6 +42,7 @@ from pipeline.images.gate.smem.results import (
     NumericsVerdict,
     fingerprint,
 )
+from pipeline.images.gate.templates.judge import RenderedCase, open_template_gate
 from pipeline.images.lock.model import WheelPin
 from pipeline.images.spec.image import PatchSpec
 
@@ -57,6 +59,8 @@ State = Literal[
     "unknown",
 ]
 PARSERS = "parsers-"  # before the name of a family, in the gate of a patch of its parser
+TEMPLATES = "templates-"  # and of what renders its conversations
+ChatOrKernel: TypeAlias = CaseResult | ParserResult | RenderedCase
 # Each version is a wheel to fetch and every case of the patch to compile.
 MOST_VERSIONS = 40
 _VERSIONS = "Name a version that exists, or a range such as '>=0.5.8,<0.6'."
@@ -79,8 +83,8 @@ class PatchVerdict(Frozen):
 
 
 def decide(
-    without: Sequence[CaseResult | ParserResult],
-    with_patch: Sequence[CaseResult | ParserResult] | None,
+    without: Sequence[ChatOrKernel],
+    with_patch: Sequence[ChatOrKernel] | None,
     *,
     applied: bool,
     conflict: str,
@@ -126,16 +130,14 @@ def with_numbers(state: State, message: str, numbers: NumericsResults | None) ->
     return "unknown", "no case has its numbers compared"
 
 
-def _findings(cases: Sequence[CaseResult | ParserResult]) -> list[object]:
+def _findings(cases: Sequence[ChatOrKernel]) -> list[object]:
     """What cases found, without times: equal for two engines that behave the same."""
     kernels = fingerprint([case for case in cases if isinstance(case, CaseResult)])
-    answers = [case for case in cases if isinstance(case, ParserResult)]
+    answers = [case for case in cases if not isinstance(case, CaseResult)]
     return [*kernels, *(case.model_dump(exclude={"seconds", "cached"}) for case in answers)]
 
 
-def _first_message(
-    cases: Sequence[CaseResult | ParserResult | NumericsResult], verdict: str
-) -> str:
+def _first_message(cases: Sequence[ChatOrKernel | NumericsResult], verdict: str) -> str:
     return next((f"{x.name}: {x.message}" for x in cases if x.verdict == verdict), "")
 
 
@@ -156,8 +158,8 @@ def without_gate(spec: PatchSpec, version: str) -> PatchVerdict:
 def _judge(gate: ImageGate, card: Card, tree: engine.EngineTree, spec: PatchSpec) -> PatchVerdict:
     if spec.gate is None:
         return without_gate(spec, tree.version)
-    if spec.gate.startswith(PARSERS):
-        return judge_parser_patch(gate, tree, spec)
+    if spec.gate.startswith((PARSERS, TEMPLATES)):
+        return judge_chat_patch(gate, tree, spec)
     cases = gate.gates.cases(only=spec.gate)
     if not cases:
         raise GateInvalid(
@@ -202,22 +204,30 @@ def _judge(gate: ImageGate, card: Card, tree: engine.EngineTree, spec: PatchSpec
     )
 
 
-def judge_parser_patch(
-    gate: ImageGate | ParserGate, tree: engine.EngineTree, spec: PatchSpec
+def judge_chat_patch(
+    gate: OpenedGate[Any], tree: engine.EngineTree, spec: PatchSpec
 ) -> PatchVerdict:
-    """Judges a patch of a parser by the cases of the family that its gate names."""
-    family = (spec.gate or "").removeprefix(PARSERS)
-    opened = gate if isinstance(gate, ParserGate) else open_parser_gate(gate.context, gate.plan)
-    cases = [case for case in opened.gates.cases if case.family == family]
-    if not cases:
-        raise GateInvalid(
-            f"{spec.file}: its gate {spec.gate} has no cases",
-            f"`gate: {PARSERS}FAMILY` names a family of gates/parsers.yaml.",
-        )
+    """Judges a patch of a parser, or of rendering, by the cases of the family its gate names."""
+    kind, _, family = (spec.gate or "").partition("-")
+    judge: Callable[[engine.EngineTree], Sequence[ParserResult | RenderedCase]]
+    if kind == "templates":
+        # an error where there is no such family
+        rendering = open_template_gate(gate.context, gate.plan, {}, f"{family}/*")
+        judge = partial(rendering.judge, chosen=rendering.opened.gates.chosen(f"{family}/*"))
+        python = rendering.opened.environment.facts.python
+    else:
+        parsing = open_parser_gate(gate.context, gate.plan)
+        cases = [case for case in parsing.gates.cases if case.family == family]
+        if not cases:
+            raise GateInvalid(
+                f"{spec.file}: its gate {spec.gate} has no cases",
+                f"`gate: {PARSERS}FAMILY` names a family of gates/parsers.yaml.",
+            )
+        judge, python = partial(parsing.judge, cases=cases), parsing.environment.facts.python
     base, _ = _with_patches(gate, tree, [w for w in gate.series.patches if w is not spec])
-    without = opened.judge(base, cases)
+    without = judge(base)
     full, conflict = _with_patches(gate, tree, gate.series.patches)
-    after = None if conflict else opened.judge(full, cases)
+    after = None if conflict else judge(full)
     state, message = decide(
         without,
         after,
@@ -232,14 +242,14 @@ def judge_parser_patch(
         version=tree.version,
         state=state,
         message=message,
-        judged_with={"python": opened.environment.facts.python},
+        judged_with={"python": python},
         without={case.name: case.failed for case in without if case.failed},
         with_patch={case.name: case.failed for case in after or [] if case.failed},
     )
 
 
 def _with_patches(
-    gate: ImageGate | ParserGate, tree: engine.EngineTree, patches: Sequence[PatchSpec]
+    gate: OpenedGate[Any], tree: engine.EngineTree, patches: Sequence[PatchSpec]
 ) -> tuple[engine.EngineTree, str]:
     """Patches a tree, or returns it as it is and why they do not fit."""
     try:

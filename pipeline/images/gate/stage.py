@@ -39,10 +39,22 @@ from pipeline.images.gate.parsers.judge import (
 )
 from pipeline.images.gate.patches import judge_patches
 from pipeline.images.gate.smem.engine import GateContext
-from pipeline.images.gate.smem.image_gate import ImageGate, chosen_cases, open_gate, run_gate
+from pipeline.images.gate.smem.image_gate import (
+    ImageGate,
+    OpenedGate,
+    chosen_cases,
+    open_gate,
+    run_gate,
+)
 from pipeline.images.gate.smem.limits import CARDS, Card, card_for
 from pipeline.images.gate.smem.results import CaseResult, GateResult, NumericsResult
 from pipeline.images.gate.smem.run import worker_digest
+from pipeline.images.gate.templates.judge import (
+    TemplateGate,
+    TemplateResults,
+    open_template_gate,
+    run_template_gate,
+)
 from pipeline.images.spec.checkout import Checkout
 
 # A row states these itself, or they are times.
@@ -70,6 +82,7 @@ class GateRun:
     result: GateResult | None = None  # of smem; after numerics, with the numbers
     report: arch.ArchReport | None = None  # of arch
     parsers: ParserResults | None = None  # of parsers
+    templates: TemplateResults | None = None  # of templates
 
 
 def run_smem(
@@ -147,20 +160,43 @@ def run_patches(gate: ImageGate, card: Card) -> GateRun:
 def run_parsers(
     gate: ParserGate, arch: str, *, unpatched: bool = False, only: str | None = None
 ) -> GateRun:
-    """Does a client get what models mean, however their answers are cut?
+    """Does a client get what models mean, however their answers are cut?"""
+    result = run_parser_gate(gate, unpatched=unpatched, only=only)
+    summary = {"streams": sum(case.streams for case in result.cases)}
+    evidence = _chat_evidence("parsers", arch, gate, result, summary)
+    return GateRun(evidence, result.seconds, parsers=result)
+
+
+def run_templates(
+    gate: TemplateGate, arch: str, *, unpatched: bool = False, only: str | None = None
+) -> GateRun:
+    """Does the engine write what the model's own template writes?"""
+    result = run_template_gate(gate, unpatched=unpatched, only=only)
+    summary = {"templates": result.templates}
+    evidence = _chat_evidence("templates", arch, gate.opened, result, summary)
+    return GateRun(evidence, result.seconds, templates=result)
+
+
+def _chat_evidence(
+    kind: GateKind,
+    arch: str,
+    gate: OpenedGate[Any],
+    result: ParserResults | TemplateResults,
+    summary: dict[str, Any],
+) -> Evidence:
+    """Evidence of a gate that drives the chat endpoint.
 
     No card decides it; results of an image are kept by card, so it has the image's first.
     """
-    result = run_parser_gate(gate, unpatched=unpatched, only=only)
     plan, facts = gate.plan, result.environment
     patches = [gate.patch_folder / file for file in result.patches]
     left_out = {"name", "verdict", "message", "seconds", "cached", "family"}
-    evidence = Evidence(
-        gate="parsers",
+    return Evidence(
+        gate=kind,
         arch=arch,
         verdict=result.verdict,
         inputs={
-            **_gate_files(gate.context.checkout, plan.spec.name, "parsers", plan.platform),
+            **_gate_files(gate.context.checkout, plan.spec.name, kind, plan.platform),
             **{f"patches/{p.name}": sha256_of(p.read_bytes()) for p in patches},
             **{pin.file: f"sha256:{pin.sha256}" for pin in facts.wheels},
             "engine": result.engine_digest,
@@ -172,7 +208,7 @@ def run_parsers(
         summary={
             "engine": f"{result.engine} {result.engine_version}",
             "environment": facts.kind,
-            "streams": sum(case.streams for case in result.cases),
+            **summary,
             "not judged": result.not_judged,
         },
         rows=[
@@ -185,7 +221,6 @@ def run_parsers(
             for case in result.cases
         ],
     )
-    return GateRun(evidence, result.seconds, parsers=result)
 
 
 def run_arch(context: GateContext, built: Built, archs: Sequence[str]) -> list[GateRun]:
@@ -328,11 +363,14 @@ def judge_built(context: GateContext, built: Built) -> Staged | None:
         "numerics": numerics,
         "patches": lambda: [run_patches(opened(), card())] if opened().series.patches else [],
         "parsers": lambda: [run_parsers(open_parser_gate(context, built.plan), spec.main_arch)],
+        "templates": lambda: [
+            run_templates(open_template_gate(context, built.plan, {}), spec.main_arch)
+        ],
         "arch": lambda: run_arch(context, built, spec.promised_archs),
     }
     for kind, judge in stages.items():
         # the gates of kernels are asked for together
-        if (kind if kind in ("arch", "parsers") else "smem") not in spec.gates:
+        if (kind if kind in ("arch", "parsers", "templates") else "smem") not in spec.gates:
             continue
         start = time.monotonic()
         try:

@@ -3,6 +3,7 @@
 gate/environments/   interpreters with torch and Triton, unpacked: gigabytes
 gate/engines/        engines' own files, as published and patched
 gate/answers/        workers' answers to cases
+gate/templates/      chat templates out of packages, and packages that render
 gate/kernels/        what single kernels need, by Triton and ptxas, for any version
 gate/kernels-unlocked/  the same of engines that no lock names, each for itself
 gate/kernels-of/     which kernels an engine's code has
@@ -21,6 +22,7 @@ GATE_PARTS = {
     "gate environments": "gate/environments",
     "gate engines": "gate/engines",
     "gate answers": "gate/answers",
+    "gate templates": "gate/templates",
     "gate kernels": "gate/kernels",
     "gate kernels of other versions": "gate/kernels-unlocked",
     "gate notes on engines": "gate/kernels-of",

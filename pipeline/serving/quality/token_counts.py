@@ -77,10 +77,10 @@ async def _wanted(session: QualitySession, text: ModelText, case: Conversation) 
     if case.has_picture:
         raise _NotJudged("how many tokens a picture takes is not the template's matter")
     try:
-        rendered = text.render(case.messages, case.tools or None, options=case.options)
+        rendered = text.prompt(case)
         if case.options:
             other = dict.fromkeys(THINKING, not case.options[THINKING[0]])
-            if rendered == text.render(case.messages, case.tools or None, options=other):
+            if rendered == text.prompt(case, options=other):
                 raise _NotJudged("the template has no switch for thinking")
     except TemplateRefused as error:
         raise _NotJudged(f"the template refuses it: {error}") from error

@@ -72,20 +72,30 @@ def tokenizer(folder: Path, **changed: bool) -> Path:
 
 
 def test_a_tokenizer_that_agrees_is_named_with_its_families(sm120: Command, tmp_path: Path) -> None:
-    words = ("sglang-k2", "--only", "parsers", "--weights", str(tokenizer(tmp_path)))
-    assert "its tokenizer has the markers of kimi-k2, kimi-k2.5" in said(sm120, *words)
+    words = ("sglang-k2", "--only", "parsers", "--weights", f"kimi-k2.5={tokenizer(tmp_path)}")
+    assert "its tokenizer has the markers of kimi-k2.5" in said(sm120, *words)
 
 
 def test_a_marker_that_a_tokenizer_has_otherwise_is_an_error_with_its_name(
     sm120: Command, tmp_path: Path
 ) -> None:
     folder = tokenizer(tmp_path, tool_call_end=True)
-    ended = sm120(*RUN, "sglang-k2", "--only", "parsers", "--weights", str(folder))
+    ended = sm120(*RUN, "sglang-k2", "--only", "parsers", "--weights", f"kimi-k2.5={folder}")
     assert ended.code == 10
     assert "has '<|tool_call_end|>' as special, formats.yaml as not special" in ended.err
 
 
+def test_weights_of_a_family_that_the_image_does_not_judge_are_refused(
+    sm120: Command, tmp_path: Path
+) -> None:
+    weights = f"glm-9={tokenizer(tmp_path)}"
+    ended = sm120(*RUN, "sglang-k2", "--only", "parsers", "--weights", weights)
+    assert (ended.code, "no such family of models" in ended.err) == (10, True)
+
+
 @pytest.mark.parametrize("only", ["smem", "arch"])
-def test_weights_are_for_parsers_alone(sm120: Command, tmp_path: Path, only: str) -> None:
-    ended = sm120(*RUN, "sglang-k2", "--only", only, "--weights", str(tmp_path))
+def test_weights_are_for_parsers_and_templates_alone(
+    sm120: Command, tmp_path: Path, only: str
+) -> None:
+    ended = sm120(*RUN, "sglang-k2", "--only", only, "--weights", f"kimi-k2.5={tmp_path}")
     assert ended.code == 2

@@ -188,3 +188,32 @@ def test_gate_run_names_what_is_missing_to_judge_parsers(sm120: Command, tmp_pat
     ended = sm120("--store", tmp_path / "store", "gate", "run", "engine", "--only", "parsers")
     assert ended.error == "GateInvalid"
     assert "holds no parsers.yaml" in ended.err
+
+
+def test_templates_that_could_not_be_judged_are_kept_as_unknown_and_shown(
+    sm120: Command, tmp_path: Path
+) -> None:
+    make(tmp_path, ["templates", "arch"], "mixed.so")
+    show = ("--store", tmp_path / "store", "gate", "show", "engine")
+    assert build(sm120).error == "GateInvalid"
+    kept = record(tmp_path)["results"]
+    assert [(e["gate"], e["verdict"]) for e in kept] == [
+        ("templates", "unknown"),
+        ("arch", "passed"),
+    ]
+    shown = sm120(*show)
+    assert shown.code == 0
+    assert "templates  sm_120  unknown  engine: has no templates to judge" in shown.out
+    assert "arch       sm_120  passed   1 passed" in shown.out
+    assert sm120(*show, "--json").json == record(tmp_path)
+    # results of another image are none of this one
+    (tmp_path / "store/images/engine/linux-amd64/gates.json").unlink()
+    assert sm120(*show).error == "GateUnknown"
+    assert sm120("--store", tmp_path / "none", "gate", "show", "engine").error == "UnknownImage"
+
+
+def test_gate_run_names_what_is_missing_to_judge_templates(sm120: Command, tmp_path: Path) -> None:
+    make(tmp_path, ["templates"], "plain.so")
+    ended = sm120("--store", tmp_path / "store", "gate", "run", "engine", "--only", "templates")
+    assert ended.error == "GateInvalid"
+    assert "holds no templates.yaml" in ended.err

@@ -18,6 +18,7 @@ from pipeline.images.gate.files import EngineSetup
 from pipeline.images.gate.numerics import NumericsFile
 from pipeline.images.gate.parsers.cases import FormatsFile, ParsersFile, TruthsFile
 from pipeline.images.gate.smem.cases import GateFile
+from pipeline.images.gate.templates.sources import SourcesFile, TemplatesFile
 from pipeline.images.lock.model import current_lock, current_source_lock
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import ImageFile, PatchSeries
@@ -52,6 +53,8 @@ MODELS: dict[str, type[BaseModel]] = {
     "parsers": ParsersFile,
     "formats": FormatsFile,
     "truths": TruthsFile,
+    "templates": TemplatesFile,
+    "sources": SourcesFile,
     "engine": EngineSetup,
     "arch": ArchSpec,
     "source": SourceSpec,

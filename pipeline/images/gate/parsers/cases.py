@@ -238,27 +238,21 @@ class ParserGates(Frozen):
             )
         return chosen
 
-    def check_markers(self, added: Mapping[str, bool], where: str) -> list[str]:
-        """Compares markers with the tokens that a model's tokenizer adds; names the families that
-        it can be of. A marker that is special there and not here would be lost, or shown."""
+    def check_markers(self, family: str, added: Mapping[str, bool], where: str) -> None:
+        """Compares a family's markers with the tokens that a model's tokenizer adds: one that is
+        special there and not here would be lost, or shown."""
         families = {case.family: case.markers for case in self.cases}
-        found = {name: sum(m in added for m in markers) for name, markers in families.items()}
-        alike = [name for name in families if found[name] == max(found.values())]
-        for name in alike if max(found.values()) else []:
-            for marker, special in families[name].items():
-                said = {True: "special", False: "not special", None: "no token of its own"}
-                if added.get(marker) is not special:
-                    raise GateInvalid(
-                        f"{where}: {name}: its tokenizer has {marker!r} as"
-                        f" {said[added.get(marker)]}, formats.yaml as {said[special]}",
-                        "Correct `special` in images/common/gates/parsers/formats.yaml.",
-                    )
-        if not max(found.values()):
-            raise GateInvalid(
-                f"{where}: its tokenizer has no marker of {', '.join(families)}",
-                "Name the folder of a model that the image's parsers.yaml judges.",
-            )
-        return alike
+        if not families.get(family):
+            known = there_are(family, [name for name in families if families[name]])
+            raise GateInvalid(f"--weights {family}: no such family of models ({known})")
+        words = {True: "special", False: "not special", None: "no token of its own"}
+        for marker, special in families[family].items():
+            if added.get(marker) is not special:
+                raise GateInvalid(
+                    f"{where}: {family}: its tokenizer has {marker!r} as"
+                    f" {words[added.get(marker)]}, formats.yaml as {words[special]}",
+                    "Correct `special` in images/common/gates/parsers/formats.yaml.",
+                )
 
 
 def read_parser_gates(checkout: Checkout, image: str) -> ParserGates:

@@ -87,6 +87,11 @@ class WorkerTarget(Generic[Case, Answer]):
         raise NotImplementedError
 
     @property
+    def readable(self) -> list[Path]:
+        """Folders that a worker reads, beside its environment, the engine and its own program."""
+        return []
+
+    @property
     def writable(self) -> list[Path]:
         """Folders that a worker may write to, beside its own."""
         return []
@@ -294,7 +299,10 @@ def _one_process(
     program = target.program
     command = target.sandbox.command(
         target.environment.command(str(program), str(job_file), str(answers_file)),
-        read=[*target.environment.readable, target.tree.folder, program, job_file],
+        read=[
+            *(*target.environment.readable, *target.readable),
+            *(target.tree.folder, program, job_file),
+        ],
         write=[work, answers_file, *target.writable],
         root=root,
         cwd=work,

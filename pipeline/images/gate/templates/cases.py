@@ -25,6 +25,11 @@ class Conversation:
     options: Mapping[str, Any] = field(default_factory=dict)
     has_picture: bool = False  # how many tokens one takes is no matter of the template
 
+    @property
+    def slug(self) -> str:
+        """Its name in the name of a case: `late-system-turn`."""
+        return self.name.replace(": ", "-").replace(" ", "-")
+
 
 def _turns(*texts: str) -> list[dict[str, Any]]:
     """Turns of user and assistant in turn."""

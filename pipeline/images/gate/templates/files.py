@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pipeline.core.errors import MissingTool, TemplateUnusable
 from pipeline.core.foreign_json import JsonInvalid, read_json
@@ -17,6 +17,19 @@ TEMPLATE, TOKENIZER, CONFIG = "chat_template.jinja", "tokenizer.json", "tokenize
 # Names of files with which a tokenizer begins that only its own Python code can read.
 OTHER_TOKENIZERS = ("tiktoken.model", "tokenizer.model", "tekken.json")
 _MOST_BYTES = {TEMPLATE: 4 << 20, CONFIG: 64 << 20, TOKENIZER: 512 << 20}
+
+
+class Asked(Protocol):
+    """A request, as far as its text goes."""
+
+    @property
+    def messages(self) -> Sequence[Mapping[str, Any]]: ...
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]: ...
+
+    @property
+    def options(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -35,6 +48,11 @@ class ModelText:
         """The text of a conversation."""
         template = self.tool_template if tools else self.template
         return template.render(messages, tools, **options)
+
+    def prompt(self, case: Asked, options: Mapping[str, Any] | None = None) -> str:
+        """The text that an engine must make of a request; its tokens are what `usage` counts."""
+        chosen = case.options if options is None else options
+        return self.render(case.messages, case.tools or None, options=chosen)
 
     def count(self, text: str) -> int:
         """Tokens of a rendered text; the template has written the special ones itself."""

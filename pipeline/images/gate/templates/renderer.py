@@ -79,10 +79,14 @@ class ChatTemplate:
         """Messages of a request as templates get them.
 
         The arguments of a call travel as text and are an object in templates: vLLM and SGLang read
-        them before rendering. Reasoning has several names.
+        them before rendering. Reasoning has several names. A picture is a part without its bytes.
         """
         result = []
         for message in _plain(messages):
+            if isinstance(parts := message.get("content"), list):
+                is_picture = [part.get("type") == "image_url" for part in parts]
+                pairs = zip(is_picture, parts, strict=True)
+                message["content"] = [{"type": "image"} if yes else part for yes, part in pairs]
             for call in message.get("tool_calls") or []:
                 function = call.get("function", call)
                 if isinstance(function.get("arguments"), str):

@@ -18,9 +18,7 @@ from tests.unit.support import ROOT
 
 GATES = read_parser_gates(Checkout(ROOT), "vllm")
 CASES = {
-    case.name.removeprefix(f"{MESSAGES}/"): case
-    for case in GATES.cases
-    if case.family == MESSAGES
+    case.name.removeprefix(f"{MESSAGES}/"): case for case in GATES.cases if case.family == MESSAGES
 }
 Json = dict[str, Any]
 

@@ -120,26 +120,26 @@ def test_markers_are_compared_with_a_tokenizer(tmp_path: Path) -> None:
     files = {"formats": formats, "parsers": {**PARSERS, "families": families}}
     specs = checkout(tmp_path, **json.loads(json.dumps(files)))
     gates = read_parser_gates(specs, "engine")
-    assert gates.check_markers({"<t>": False, "<x>": True}, "w") == ["one"]
-    assert gates.check_markers({"<u>": True}, "w") == ["two"]
-    for added, words in (
-        ({"<t>": True}, "one: its tokenizer has '<t>' as special, formats.yaml as not special"),
-        ({"<u>": False}, "two: its tokenizer has '<u>' as not special, formats.yaml as special"),
-        ({"<v>": False}, "has no marker of one, two"),
-        ({}, "has no marker"),
+    gates.check_markers("one", {"<t>": False, "<x>": True}, "w")
+    gates.check_markers("two", {"<u>": True}, "w")
+    for family, added, words in (
+        ("one", {"<t>": True}, "one: its tokenizer has '<t>' as special, formats.yaml as not"),
+        ("two", {"<u>": False}, "two: its tokenizer has '<u>' as not special, formats.yaml as spe"),
+        ("one", {"<v>": False}, "has '<t>' as no token of its own"),
+        ("three", {"<t>": False}, "no such family of models"),
     ):
         with pytest.raises(GateInvalid, match=r".") as caught:
-            gates.check_markers(added, "w")
+            gates.check_markers(family, added, "w")
         assert words in str(caught.value)
 
 
 def test_a_marker_that_is_no_token_is_named() -> None:
     gates = read_parser_gates(Checkout(ROOT), "sglang-k2")
     markers = gates.cases[0].markers
-    assert gates.check_markers(markers, "w") == ["kimi-k2", "kimi-k2.5"]
+    gates.check_markers("kimi-k2", markers, "w")
     fewer = {text: special for text, special in markers.items() if text != "<|tool_call_end|>"}
     with pytest.raises(GateInvalid, match=r"'<\|tool_call_end\|>' as no token of its own"):
-        gates.check_markers(fewer, "w")
+        gates.check_markers("kimi-k2", fewer, "w")
 
 
 def test_an_image_on_top_of_an_engine_has_the_cases_of_its_base() -> None:

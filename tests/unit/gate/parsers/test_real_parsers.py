@@ -12,7 +12,7 @@ from pipeline.app.workspace import host_platform
 from pipeline.artifacts.store.store import open_store
 from pipeline.images.assemble.plan import plan_image
 from pipeline.images.gate.parsers.judge import ParserGate, open_parser_gate, run_parser_gate
-from pipeline.images.gate.patches import PARSERS, judge_parser_patch
+from pipeline.images.gate.patches import PARSERS, judge_chat_patch
 from pipeline.images.gate.smem.engine import GateContext
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import PatchSpec
@@ -53,6 +53,6 @@ def test_no_answer_gets_lost_in_an_image_with_its_patches(image: str) -> None:
 @pytest.mark.parametrize(("image", "spec"), PATCHES, ids=lambda x: getattr(x, "file", x))
 def test_a_patch_of_a_parser_is_needed(image: str, spec: PatchSpec) -> None:
     gate = opened(image)
-    verdict = judge_parser_patch(gate, gate.tree, spec)
+    verdict = judge_chat_patch(gate, gate.tree, spec)
     assert (verdict.state, verdict.with_patch) == ("needed", {})
     assert verdict.without

@@ -11,8 +11,9 @@ import yaml
 
 from pipeline.core.errors import GateInvalid
 from pipeline.images.gate.parsers.cases import read_parser_gates
-from pipeline.images.gate.patches import PARSERS
+from pipeline.images.gate.patches import PARSERS, TEMPLATES
 from pipeline.images.gate.smem.cases import Gates, read_gates
+from pipeline.images.gate.templates.sources import read_template_gates
 from pipeline.images.spec.checkout import Checkout
 
 CASE: dict[str, Any] = {
@@ -222,6 +223,9 @@ def test_every_shipped_case_file_is_valid() -> None:
             if (family := (spec.gate or "").removeprefix(PARSERS)) != spec.gate:
                 cases = read_parser_gates(checkout, image).cases
                 assert family in {case.family for case in cases}, spec.file
+                continue
+            if (family := (spec.gate or "").removeprefix(TEMPLATES)) != spec.gate:
+                assert family in read_template_gates(checkout, image).file.families, spec.file
                 continue
             assert gates.cases(only=spec.gate), f"{spec.file} names no gate of {image}"
 
