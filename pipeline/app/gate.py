@@ -77,7 +77,7 @@ class GateRequest:
     arch: str | None = None
     unpatched: bool = False
     series: str | None = None
-    weights: tuple[tuple[str, Path], ...] = ()  # families of models, and where their weights are
+    templates: tuple[tuple[str, Path], ...] = ()  # families, and weights that have their template
 
     @property
     def is_own(self) -> bool:
@@ -248,7 +248,7 @@ def _judge_chat(
     plan = _plan_of(context, name, request.platform)
     # before anything is fetched: a pattern may fit no case
     if is_rendering:
-        talks = read_template_gates(checkout, name).chosen(only, [n for n, _ in request.weights])
+        talks = read_template_gates(checkout, name).chosen(only, [n for n, _ in request.templates])
         count = log.count(sum(len(each) for each in talks.values()), "conversation")
         families, how = len(talks), "rendered by the image and by the reference"
     else:
@@ -259,7 +259,7 @@ def _judge_chat(
     log.say(f"{name}: {count} of {several} of models, {how}; needs no GPU")
     choices: dict[str, Any] = {"unpatched": request.unpatched, "only": only}
     if is_rendering:
-        texts = {family: served_text(path) for family, path in request.weights}
+        texts = {family: served_text(path) for family, path in request.templates}
         rendering = open_template_gate(context, plan, texts, only, request.series)
         with log.step(f"Judging how {name} renders conversations"):
             run = run_templates(rendering, plan.spec.main_arch, **choices)

@@ -72,10 +72,11 @@ class FamilyPath(click.ParamType[Any]):
 @flag_option("--unpatched", help="Judge the engine as published, without patches.")
 @series_option
 @click.option(
-    "--weights",
+    "--template",
+    "templates",
     multiple=True,
     type=FamilyPath(),
-    help="Render with the template of these weights, for --only templates. Repeatable.",
+    help="Render a family with the template of these weights. Repeatable.",
 )
 @flag_option("--only-failed", help="Show only what failed or could not be judged.")
 @flag_option("--all", "show_all", help="List every case, also those that passed.")
@@ -121,10 +122,10 @@ def gate_run_command(
         raise click.UsageError("--only-failed is about the tables of verdicts; use it alone")
     if "arch" in request.only and not request.is_own:
         raise click.UsageError("--only arch judges the built image; leave the other choices out")
-    if request.weights and "templates" not in request.only:
-        raise click.UsageError("--weights is for the gate of templates; add --only templates")
-    if len({name for name, _ in request.weights}) < len(request.weights):
-        raise click.UsageError("--weights names a family twice")
+    if request.templates and "templates" not in request.only:
+        raise click.UsageError("--template is for the gate of templates; add --only templates")
+    if len({name for name, _ in request.templates}) < len(request.templates):
+        raise click.UsageError("--template names a family twice")
     gates = workspace.checkout().spec(request.image).gates
     if request.arch and not discover and request.wants_objects(gates):
         try:

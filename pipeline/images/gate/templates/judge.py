@@ -372,7 +372,7 @@ def open_template_gate(
             fetch = spec.fetch or "`sm120 weights fetch NAME`"
             missing[family] = (
                 f"its template is not on this machine; fetch it with {fetch}, then name the folder:"
-                f" --weights {family}=DIR"
+                f" --template {family}=DIR"
             )
             continue
         pin = gates.sources.archives[source.archive]

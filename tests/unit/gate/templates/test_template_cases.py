@@ -285,7 +285,7 @@ def test_the_table_has_what_failed_and_what_could_not_be_judged() -> None:
      ("kimi=", "is not FAMILY=PATH"), ("kimi=/no/such", "there is no such file or folder")],
 )  # fmt: skip
 def test_weights_are_named_with_their_family(sm120: Command, value: str, message: str) -> None:
-    ended = sm120("gate", "run", "vllm", "--only", "templates", "--weights", value)
+    ended = sm120("gate", "run", "vllm", "--only", "templates", "--template", value)
     assert ended.code == 2
     assert message in ended.err
 
@@ -293,7 +293,7 @@ def test_weights_are_named_with_their_family(sm120: Command, value: str, message
 def test_weights_are_for_templates_alone_and_once_for_each_family(
     sm120: Command, tmp_path: Path
 ) -> None:
-    weights = ("--weights", f"a={tmp_path}")
+    weights = ("--template", f"a={tmp_path}")
     ended = sm120("gate", "run", "vllm", *weights)
     assert (ended.code, "add --only templates" in ended.err) == (2, True)
     ended = sm120("gate", "run", "vllm", "--only", "templates", *weights, *weights)
