@@ -33,7 +33,10 @@ _TREES = ("pipeline/", "tests/", "images/", "lockfiles/", "ansible/", "docs/", "
 _MADE = {"lockfiles/trust.yaml", "lockfiles/host.lock.yaml"}
 
 # bare options of other programs: docker, the engines, `python -m tests.docs`
-_FOREIGN_OPTIONS = {"--ipc", "--trust-remote-code", "--record", "--enable-metrics", "--metrics"}
+_FOREIGN_OPTIONS = {
+    *("--ipc", "--trust-remote-code", "--record", "--enable-metrics", "--metrics"),
+    "--chat-template-content-format",
+}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 

@@ -1,5 +1,7 @@
-"""Chat templates: a reference that renders them, and the conversations that try them.
+"""Chat templates: a reference that renders them, and the gate that compares an image with it.
 
-In: the template and tokenizer files of a model, conversations as people send them to a server. Out:
-the text that the model must read, and its number of tokens. Imports nothing of the other packages.
+In: the template and tokenizer files of a model, conversations as people send them to a server, an
+image's `gates/templates.yaml`. Out: the text that the model must read, with its number of tokens,
+and a verdict on the text that the image makes. `cases`, `files` and `renderer` import nothing of
+the other packages; `sources` and `judge` take environments from `smem`, markers from `parsers`.
 """
