@@ -63,6 +63,7 @@ ROWS: Mapping[str, Row] = {
     "gate find": _IMAGE,
     "gate patches": _IMAGE,
     "gate run": _IMAGE,
+    "gate show": _IMAGE,
     "gate tune": Row("a name that was typed", (NAME, ODD)),
     "host attest": _FILE,
     "host check": Row("facts of others", ("--facts", "{json}")),
