@@ -120,8 +120,11 @@ def _is_same(item: dict[str, Any], other: Any) -> bool:
     """Whether two items say the same; ids may differ."""
     if not isinstance(other, dict):
         return False
-    parts = [i.get("content") if isinstance(i.get("content"), list) else [] for i in (item, other)]
-    texts = [[p.get("text") for p in each if isinstance(p, dict)] for each in parts]
+    texts = []
+    for each in (item, other):
+        parts: Any = each.get("content")
+        parts = parts if isinstance(parts, list) else []
+        texts.append([part.get("text") for part in parts if isinstance(part, dict)])
     named = ("type", "name", "arguments")
     return texts[0] == texts[1] and all(item.get(key) == other.get(key) for key in named)
 
