@@ -151,7 +151,7 @@ async def _kept(session: SmokeSession) -> str:
     return f"by turn: {', '.join(map(str, kept))} of {prompts[-1]} in the end"
 
 
-@AGENTS.check("as Claude Code asks", skip=lambda s: "" if s.turns else "there was no conversation")
+@AGENTS.check("as Claude Code asks")
 async def _claude_code(session: SmokeSession) -> str:
     """Its fields, system turns as blocks and then as text, and thinking that is sent back."""
     known, told = tasks.known_number()
