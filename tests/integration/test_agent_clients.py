@@ -137,6 +137,19 @@ def test_codex_runs_a_command_and_answers(session: Session, reasons: bool) -> No
     assert events[-1]["usage"]["cached_input_tokens"] > 0.9 * heard.requests[0].prompt_tokens
 
 
+def test_codex_sends_a_late_developer_s_message_where_permissions_change(
+    session: Session,
+) -> None:
+    heard = _Heard()
+    with in_thread(ModelServer(heard.fault, context=200_000)) as url:
+        session(url, *codex("What is 12 + 30?"))
+        again = ("--json", "--skip-git-repo-check", "--sandbox", "read-only", "resume", "--last")
+        code, events = session(url, "codex", "exec", *again, "What is 40 + 2?")
+    assert (code, events[-1]["type"]) == (0, "turn.completed")
+    roles = [item.get("role") for item in heard.requests[-1].body["input"]]
+    assert roles[4:] == ["assistant", "developer", "user", "user"]
+
+
 @pytest.mark.parametrize(
     "fault",
     [
