@@ -124,6 +124,14 @@ def test_llama_cpp_counts_as_the_tokenizers_library_does(
     assert "by tokenizer.json" in result["parts"][0]["message"]
 
 
+def test_a_model_that_calls_no_tool_fails_by_its_schema_cases(url: str, model: Path) -> None:
+    told = ["--only", "schema", "--tool-cases", "2", "--at-once", "1", "--json"]
+    code, result = quality(url, "--weights", model, *told)
+    # so small a model answers in words
+    assert (code, result["verdict"]) == (92, "failed")
+    assert result["parts"][0]["message"].startswith("4 calls: 4 no call")
+
+
 def test_a_server_agrees_with_itself_and_one_with_damaged_weights_does_not(
     url: str, model: Path, tmp_path: Path
 ) -> None:
