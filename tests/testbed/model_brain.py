@@ -7,6 +7,7 @@ who asks.
 
 from __future__ import annotations
 
+import json
 import operator
 import re
 from collections.abc import Mapping, Sequence
@@ -104,7 +105,13 @@ def fill(schema: Mapping[str, Any], text: str, name: str = "") -> Any:
 
 
 def choose_calls(tools: Sequence[Mapping[str, Any]], text: str) -> list[tuple[str, Any]]:
-    """The calls that a request leads to: one for each place that it names."""
+    """The calls that a request leads to: one for each place that it names.
+
+    Whoever knows the tool says it: `Call Read with {"file_path": "note.txt"}`.
+    """
+    if told := re.search(r"Call (\w+) with (\{.*\})", text):
+        names = [tool["function"]["name"] for tool in tools]
+        return [(told[1], json.loads(told[2]))] if told[1] in names else []
     for tool in tools:
         function = tool["function"]
         subject = function["name"].split("_")[-1]

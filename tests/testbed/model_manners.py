@@ -121,7 +121,9 @@ def _pinging(_: Asked, chunks: list[Any]) -> list[Any]:
             continue
         lines = json.dumps(chunk, ensure_ascii=False, indent=1).split("\n")
         data = "".join(f"data: {line}\n" for line in lines)
-        events.append(f"id: 1\n{data}\n".encode())
+        # the name may follow the data
+        name = f"event: {chunk['type']}\n" if "type" in chunk else ""
+        events.append(f"id: 1\n{data}{name}\n".encode())
     return [part for event in events for part in (b": ping\n\n", event)]
 
 

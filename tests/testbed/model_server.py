@@ -25,6 +25,7 @@ from tests.testbed.model_brain import chance, choose_calls, fill, solve
 from tests.testbed.model_eye import look_at
 
 MODEL = "brain-1"
+COUNT_TOKENS = "/v1/messages/count_tokens"
 _TOKEN = re.compile(r"\s*\S{1,6}|\s+")
 _OTHERS = (" the", " of", " and", " river", " zwei")
 # Turns of the event loop without a new request, after which all that were sent are there.
@@ -60,13 +61,14 @@ class Asked:
 
     @property
     def tools(self) -> list[Any]:
-        """In the form of chat completions; the other endpoints write them flat."""
-        tools = self.body.get("tools") or []
-        return [
-            t
-            if "function" in t
-            else {"function": {**t, "parameters": t.get("input_schema") or t.get("parameters")}}
-            for t in tools
+        """In the form of chat completions; the other endpoints write them flat.
+
+        Those that have no schema are the server's own, such as Codex's web search.
+        """
+        flat = [t for t in self.body.get("tools") or [] if "input_schema" in t or "parameters" in t]
+        return [t for t in self.body.get("tools") or [] if "function" in t] + [
+            {"function": {**t, "parameters": t.get("input_schema") or t.get("parameters")}}
+            for t in flat
         ]
 
     @property
@@ -131,25 +133,36 @@ def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
     return content if isinstance(content, list) else [{"text": str(content or "")}]
 
 
+def _said(content: Any) -> str:
+    """A text, or the texts of its blocks: what a tool said may be either."""
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content)
+    return str(content or "")
+
+
 def _as_chat(path: str, body: dict[str, Any]) -> dict[str, Any]:
     """The request of another endpoint with the messages of chat completions."""
     given = body.get("input", body.get("messages", []))
     first = body.get("instructions", body.get("system"))
     messages = [{"role": "system", "content": first}] if first else []
     for item in [{"role": "user", "content": given}] if isinstance(given, str) else given:
-        content = item.get("content")
+        content, kind = item.get("content"), item.get("type", "message")
         blocks = content if isinstance(content, list) else []
         results = [b for b in blocks if b.get("type") == "tool_result"]
-        if item.get("type") == "function_call_output":
-            messages.append({"role": "tool", "content": item["output"]})
-        elif item.get("type") == "function_call":
+        if kind == "function_call_output":
+            messages.append({"role": "tool", "content": _said(item["output"])})
+        elif kind == "function_call":
             messages.append({"role": "assistant", "content": ""})
         elif results:
-            messages.append({"role": "tool", "content": results[0]["content"]})
-        else:
-            messages.append(item)
-    most = body.get("max_output_tokens", body.get("max_tokens"))
-    return {**body, "messages": messages, "max_tokens": most}
+            messages += [{"role": "tool", "content": _said(b.get("content"))} for b in results]
+        elif kind == "message":
+            # Codex's name for it
+            role = "system" if item["role"] == "developer" else item["role"]
+            messages.append({**item, "role": role})
+        elif kind != "reasoning":
+            raise Refusal(400, f"there is no item of type {kind!r}")
+    most = {"max_tokens": n} if (n := body.get("max_output_tokens")) else {}
+    return {**body, "messages": messages, **most}
 
 
 def _decoded(url: str) -> bytes:
@@ -239,6 +252,7 @@ class ModelServer:
                 self.active += not is_active
                 is_active = True
                 method, path, _ = head.split(" ", 2)
+                path = path.partition("?")[0]  # Claude Code asks for /v1/messages?beta=true
                 length = re.search(r"content-length: (\d+)", head, re.I)
                 data = await reader.readexactly(int(length[1]) if length else 0)
                 answer = await self._answer(method, path, data, (place[0], reuses))
@@ -277,10 +291,10 @@ class ModelServer:
         self, method: str, path: str, data: bytes, place: tuple[int, int] = (0, 0)
     ) -> bytes:
         load = await self._settled()
-        asked = self._asked(path, json.loads(data) if data else {}, load)
-        asked.connection, asked.reuses = place
-        asked.cancels, asked.aborted = self.cancels, self.aborted
         try:
+            asked = self._asked(path, json.loads(data) if data else {}, load)
+            asked.connection, asked.reuses = place
+            asked.cancels, asked.aborted = self.cancels, self.aborted
             await asyncio.sleep(self.delay_s + self.fault.delay_s(asked))
             self.fault.asked(asked)
             if asked.path == "/metrics":
@@ -306,7 +320,7 @@ class ModelServer:
 
     def _asked(self, path: str, body: dict[str, Any], load: int) -> Asked:
         self.requests += 1
-        if path in ("/v1/messages", "/v1/responses"):
+        if path in ("/v1/messages", COUNT_TOKENS, "/v1/responses"):
             body = _as_chat(path, body)
         parts = [part for m in body.get("messages", []) for part in _parts(m)]
         text = "\n".join(part["text"] for part in parts if "text" in part)
@@ -345,6 +359,9 @@ class ModelServer:
         raise Refusal(404, "there is no such page")
 
     def _written(self, asked: Asked) -> bytes:
+        if asked.path == COUNT_TOKENS:
+            count = self.fault.body(asked, {"input_tokens": asked.prompt_tokens})
+            return _http(200, json.dumps(count).encode())
         if asked.path == "/v1/messages":
             return _messages(asked, self.fault, self.think(asked))
         if asked.path == "/v1/responses":
@@ -380,8 +397,9 @@ class ModelServer:
         return reply
 
     def _thought(self, asked: Asked) -> Reply:
-        messages = asked.body["messages"]
-        last, text = messages[-1], asked.text
+        messages, text = asked.body["messages"], asked.text
+        # agents put a system turn behind what is asked
+        last = [m for m in messages if m["role"] != "system"][-1]
         if self.can_count_only:
             return Reply(" ".join(str(n % 16) for n in range(100)))
         if last["role"] == "tool":
@@ -390,14 +408,17 @@ class ModelServer:
             return Reply(look_at(asked.picture, text))
         said = "\n".join(part.get("text", "") for part in _parts(last))
         if calls := choose_calls(asked.tools, said):
-            return Reply("", calls=_calls(asked, calls), finish="tool_calls")
+            is_agent = self.reasons and asked.path != "/v1/chat/completions"
+            thought = "I need a tool for that. " if is_agent else ""
+            made = _calls(asked, calls)
+            return Reply("", reasoning=thought, calls=made, finish="tool_calls")
         wanted = asked.body.get("response_format") or {}
         if wanted.get("type") == "json_schema":
             value = fill(wanted["json_schema"]["schema"], text)
             return Reply(json.dumps(value, ensure_ascii=False))
         greedy = not asked.body.get("temperature", 1)
         reply = Reply(solve(text, 0 if greedy else asked.body.get("seed", asked.number)))
-        if self.reasons and asked.thinks and asked.path != "/v1/messages":
+        if self.reasons and asked.thinks:
             reply.reasoning = "Let me think about it carefully. "
         return reply
 
@@ -512,6 +533,13 @@ def _event(value: Any) -> bytes:
     return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
 
 
+def _named_event(value: Any) -> bytes:
+    """With the name of the event, by which Anthropic's clients tell them apart."""
+    if isinstance(value, bytes):
+        return value
+    return f"event: {value['type']}\n".encode() + _event(value)
+
+
 def _messages(asked: Asked, fault: Fault, reply: Reply) -> bytes:
     """As Anthropic's API writes them."""
     stop = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}[reply.finish]
@@ -519,7 +547,10 @@ def _messages(asked: Asked, fault: Fault, reply: Reply) -> bytes:
     usage = {"input_tokens": reply.prompt_tokens - cached, "output_tokens": reply.completion_tokens}
     if reply.cached_tokens is not None:
         usage["cache_read_input_tokens"] = cached
-    blocks: list[dict[str, Any]] = [{"type": "text", "text": reply.text}] if reply.text else []
+    blocks: list[dict[str, Any]] = []
+    if reply.reasoning:
+        blocks.append({"type": "thinking", "thinking": reply.reasoning, "signature": "brain"})
+    blocks += [{"type": "text", "text": reply.text}] if reply.text else []
     for call in reply.calls:
         function = call["function"]
         used = {"type": "tool_use", "id": call["id"], "name": function["name"]}
@@ -531,11 +562,16 @@ def _messages(asked: Asked, fault: Fault, reply: Reply) -> bytes:
     start: dict[str, Any] = {**head, "content": [], "stop_reason": None, "usage": usage}
     events: list[Any] = [{"type": "message_start", "message": start}]
     for place, block in enumerate(blocks):
-        empty: dict[str, Any] = {"text": ""} if block["type"] == "text" else {"input": {}}
+        kinds: dict[str, Any] = {"text": "", "thinking": "", "signature": "", "input": {}}
+        empty = {key: value for key, value in kinds.items() if key in block}
         at = {"index": place}
         events.append({"type": "content_block_start", **at, "content_block": {**block, **empty}})
         if block["type"] == "text":
             deltas = [{"type": "text_delta", "text": t.text} for t in reply.tokens]
+        elif block["type"] == "thinking":
+            words = tokenize(block["thinking"])
+            deltas = [{"type": "thinking_delta", "thinking": word} for word in words]
+            deltas.append({"type": "signature_delta", "signature": block["signature"]})
         else:
             text = json.dumps(block["input"], ensure_ascii=False)
             pieces = re.findall(r"(?s).{1,7}", text)
@@ -544,7 +580,7 @@ def _messages(asked: Asked, fault: Fault, reply: Reply) -> bytes:
         events.append({"type": "content_block_stop", **at})
     events.append({"type": "message_delta", "delta": {"stop_reason": stop}, "usage": usage})
     events = fault.chunks(asked, [*events, {"type": "message_stop"}])
-    return _http(200, b"".join(map(_event, events)), "text/event-stream")
+    return _http(200, b"".join(map(_named_event, events)), "text/event-stream")
 
 
 def _responses(asked: Asked, fault: Fault, reply: Reply) -> bytes:
@@ -557,6 +593,11 @@ def _responses(asked: Asked, fault: Fault, reply: Reply) -> bytes:
     if reply.cached_tokens is not None:
         usage["input_tokens_details"] = {"cached_tokens": reply.cached_tokens}
     output: list[dict[str, Any]] = []
+    if reply.reasoning:
+        thought = [{"type": "summary_text", "text": reply.reasoning}]
+        output.append({"type": "reasoning", "id": f"rs-{asked.number}", "summary": thought})
+        if "reasoning.encrypted_content" in asked.body.get("include", []):
+            output[0]["encrypted_content"] = "brain"
     if reply.text:
         content = [{"type": "output_text", "text": reply.text, "annotations": []}]
         output.append({"type": "message", "role": "assistant", "content": content})
@@ -578,6 +619,9 @@ def _responses(asked: Asked, fault: Fault, reply: Reply) -> bytes:
     for place, item in enumerate(output):
         at = {"output_index": place}
         empty: dict[str, Any] = {"content": []} if "content" in item else {"arguments": ""}
+        if item["type"] == "reasoning":
+            events.append({"type": "response.output_item.done", **at, "item": item})
+            continue
         added = {**item, **empty}
         events.append({"type": "response.output_item.added", **at, "item": added})
         if item["type"] == "message":
@@ -589,7 +633,7 @@ def _responses(asked: Asked, fault: Fault, reply: Reply) -> bytes:
         events.append({"type": "response.output_item.done", **at, "item": item})
     end = "response.incomplete" if is_cut else "response.completed"
     events = fault.chunks(asked, [*events, {"type": end, "response": body}])
-    return _http(200, b"".join(map(_event, events)), "text/event-stream")
+    return _http(200, b"".join(map(_named_event, events)), "text/event-stream")
 
 
 def _http(status: int, body: bytes, kind: str = "application/json") -> bytes:

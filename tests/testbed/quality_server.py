@@ -151,7 +151,9 @@ class QualityServer:
                 message["tool_calls"] = [given]
         choice = {"index": 0, "message": message, "finish_reason": finish}
         usage = {"prompt_tokens": count, "completion_tokens": 1, "total_tokens": count + 1}
-        given = {"usage": usage} if self.fault.has_usage else {}
+        # engines count a stream only where they are asked to
+        is_asked = not body.get("stream") or "include_usage" in body.get("stream_options", {})
+        given = {"usage": usage} if self.fault.has_usage and is_asked else {}
         return {"model": MODEL, "choices": [choice], **given}
 
 

@@ -108,6 +108,9 @@ async def _wanted(session: QualitySession, text: ModelText, case: Conversation) 
 async def _counted(session: QualitySession, case: Conversation, is_stream: bool) -> int:
     """The server's count."""
     body: dict[str, Any] = {"temperature": 0, "max_tokens": 1, "stream": is_stream}
+    if is_stream:
+        # without it llama.cpp and vLLM count nothing
+        body["stream_options"] = {"include_usage": True}
     if case.tools:
         body["tools"] = list(case.tools)
     if case.options:

@@ -29,15 +29,18 @@ class AgentAnswer:
     is_stream: bool
 
 
-async def ask_messages(client: ChatClient, body: Mapping[str, Any]) -> AgentAnswer:
+async def ask_messages(
+    client: ChatClient, body: Mapping[str, Any], path: str = MESSAGES
+) -> AgentAnswer:
     """One answer of /v1/messages; a server need not have it."""
     is_stream = bool(body.get("stream"))
     value: Any
     if is_stream:
-        _, events = await client.stream(MESSAGES, body, has_done=False, optional=True)
+        told = {"has_done": False, "optional": True, "has_names": True}
+        _, events = await client.stream(path, body, **told)
         value = _joined_message([v for _, v in events if isinstance(v, dict)])
     else:
-        _, value = await client.post(MESSAGES, body, optional=True)
+        _, value = await client.post(path, body, optional=True)
     blocks = value.get("content") if isinstance(value, dict) else None
     if not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
         raise Unsound("/v1/messages: the content is no list of blocks")
@@ -60,8 +63,8 @@ async def ask_messages(client: ChatClient, body: Mapping[str, Any]) -> AgentAnsw
         model=str(value.get("model") or ""),
         prompt_tokens=sum(counts.values()),
         cached_tokens=counts.get("cache_read_input_tokens"),
-        # thinking is not sent back: its signature is the server's own
-        parts=[b for b in blocks if b.get("type") in ("text", "tool_use")],
+        # thinking, too, with the signature that the server gave it
+        parts=blocks,
         is_stream=is_stream,
     )
 
@@ -71,19 +74,29 @@ def _joined_message(events: list[dict[str, Any]]) -> dict[str, Any]:
     message: dict[str, Any] = {"usage": {}}
     blocks: dict[int, dict[str, Any]] = {}
     inputs: dict[int, str] = {}
+    is_begun, opened = False, set[int]()
     for event in events:
         kind, place = event.get("type"), event.get("index") or 0
         given = event.get("delta")
         delta: dict[str, Any] = given if isinstance(given, dict) else {}
         usage = event.get("usage")
+        # what comes in another order is lost on Anthropic's own clients
+        is_block = str(kind).startswith("content_block")
+        if is_block and not (is_begun and (kind == "content_block_start" or place in opened)):
+            raise Unsound(f"/v1/messages: {kind} of block {place} before its start")
         if kind == "message_start" and isinstance(event.get("message"), dict):
+            is_begun = True
             usage = event["message"].get("usage")
             message = {**message, **event["message"], "usage": message["usage"]}
         elif kind == "content_block_start":
             blocks[place] = dict(event.get("content_block") or {})
+            opened.add(place)
+        elif kind == "content_block_stop":
+            opened.discard(place)
         elif kind == "content_block_delta":
-            block = blocks.setdefault(place, {"type": "text"})
-            block["text"] = str(block.get("text", "")) + str(delta.get("text", ""))
+            for name in ("text", "thinking", "signature"):
+                if name in delta:
+                    blocks[place][name] = str(blocks[place].get(name) or "") + str(delta[name])
             inputs[place] = inputs.get(place, "") + str(delta.get("partial_json", ""))
         elif kind == "message_delta":
             message |= delta
@@ -92,9 +105,10 @@ def _joined_message(events: list[dict[str, Any]]) -> dict[str, Any]:
     if not events or events[-1].get("type") != "message_stop":
         words = next((f": {error_in(e)}" for e in events if error_in(e)), "")
         raise Unsound(f"/v1/messages: the stream ended without message_stop{words}")
+    if opened:
+        raise Unsound(f"/v1/messages: block {min(opened)} has no content_block_stop")
     for place, block in blocks.items():
         if block.get("type") == "tool_use":
-            block.pop("text", None)
             try:
                 block["input"] = json.loads(inputs.get(place) or "{}")
             except ValueError as error:
@@ -102,10 +116,24 @@ def _joined_message(events: list[dict[str, Any]]) -> dict[str, Any]:
     return {**message, "content": [blocks[place] for place in sorted(blocks)]}
 
 
+def _is_same(item: dict[str, Any], other: Any) -> bool:
+    """Whether two items say the same; ids may differ."""
+    if not isinstance(other, dict):
+        return False
+    texts = []
+    for each in (item, other):
+        parts: Any = each.get("content")
+        parts = parts if isinstance(parts, list) else []
+        texts.append([part.get("text") for part in parts if isinstance(part, dict)])
+    named = ("type", "name", "arguments")
+    return texts[0] == texts[1] and all(item.get(key) == other.get(key) for key in named)
+
+
 async def ask_responses(client: ChatClient, body: Mapping[str, Any]) -> AgentAnswer:
     """One answer of /v1/responses; a server need not have it."""
     is_stream = bool(body.get("stream"))
     deltas: dict[str, str] = {}
+    done: list[Any] = []
     value: Any
     if is_stream:
         _, events = await client.stream(RESPONSES_PATH, body, has_done=False, optional=True)
@@ -118,6 +146,8 @@ async def ask_responses(client: ChatClient, body: Mapping[str, Any]) -> AgentAns
             kind, _, what = str(event.get("type")).rpartition(".")
             if what == "delta":
                 deltas[kind] = deltas.get(kind, "") + str(event.get("delta", ""))
+            if event.get("type") == "response.output_item.done":
+                done.append(event.get("item"))
         value = values[-1].get("response")
     else:
         _, value = await client.post(RESPONSES_PATH, body, optional=True)
@@ -136,6 +166,11 @@ async def ask_responses(client: ChatClient, body: Mapping[str, Any]) -> AgentAns
         # some send a short call in one piece, and no deltas
         if is_stream and got != want and (got or kind == "output_text"):
             raise Unsound(f"/v1/responses: deltas of {got[:60]!r}, and in the end {want[:60]!r}")
+    # Codex reads these, and nothing of the end
+    missing = [i for i in (*messages, *calls) if not any(_is_same(i, each) for each in done)]
+    if is_stream and missing:
+        kind = missing[0].get("type")
+        raise Unsound(f"/v1/responses: no response.output_item.done has the {kind} of the end")
     usage = value.get("usage") if isinstance(value.get("usage"), dict) else {}
     given = [usage.get(name) for name in ("input_tokens", "output_tokens", "total_tokens")]
     counts = [n for n in given if isinstance(n, int) and n > 0]
@@ -152,6 +187,6 @@ async def ask_responses(client: ChatClient, body: Mapping[str, Any]) -> AgentAns
         model=str(value.get("model") or ""),
         prompt_tokens=counts[0],
         cached_tokens=cached if isinstance(cached, int) else None,
-        parts=[*messages, *calls],
+        parts=items,
         is_stream=is_stream,
     )

@@ -93,12 +93,18 @@ class ChatClient:
         return raw.data.decode(errors="replace")
 
     async def stream(
-        self, path: str, body: Mapping[str, Any], *, has_done: bool = True, optional: bool = False
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        has_done: bool = True,
+        optional: bool = False,
+        has_names: bool = False,
     ) -> tuple[Exchange, list[tuple[float, Any]]]:
         """The events of a stream as JSON, with the time of each; `[DONE]` is not among them.
 
-        A stream without its end is refused.
-        https://html.spec.whatwg.org/multipage/server-sent-events.html
+        A stream without its end is refused, and one whose events lack the names of their types,
+        where it has to have them. https://html.spec.whatwg.org/multipage/server-sent-events.html
         """
         exchange, raw = await self._exchange("POST", path, body, optional)
         if "text/event-stream" not in raw.headers.get("content-type", "").lower():
@@ -109,7 +115,13 @@ class ChatClient:
             raise Unsound("the stream ended without [DONE]" + _error_words(raw))
         # vLLM sends it in /v1/messages, too, where message_stop is the end
         whole = events[:-1] if is_done else events
-        return exchange, [(at, self._json(each)) for at, each in whole]
+        values = [(at, self._json(each)) for at, each, _ in whole]
+        for (_, value), (_, _, name) in zip(values, whole, strict=True):
+            kind = value.get("type") if isinstance(value, dict) else None
+            if has_names and kind != name and not _error_words(raw):
+                # Claude Code then asks for the same answer again, without a stream
+                raise Unsound(f"{path}: the event {kind!r} has the name {name!r} (`event:`)")
+        return exchange, values
 
     async def hang_up(self, path: str, body: Mapping[str, Any], after: int) -> None:
         """Ask for a stream, and close the connection after so many pieces of it."""
@@ -190,10 +202,11 @@ class ChatClient:
             raise Unsound(f"the answer {error}") from error
 
 
-def _events(raw: Raw) -> list[tuple[float, bytes]]:
-    """The data of each event, and when its last line was whole."""
-    events: list[tuple[float, bytes]] = []
+def _events(raw: Raw) -> list[tuple[float, bytes, str]]:
+    """When the last line of each event was whole, its data, and its name."""
+    events: list[tuple[float, bytes, str]] = []
     data: list[bytes] = []
+    name = ""
     # pieces are joined first: one may end in a line, in a character, or between CR and LF
     ends = list(accumulate(len(piece) for _, piece in raw.pieces))
     # a stream may begin with a byte order mark
@@ -203,11 +216,13 @@ def _events(raw: Raw) -> list[tuple[float, bytes]]:
         line = match[1]
         if line.startswith(b"data:"):
             data.append(line[5:].strip())
+        elif line.startswith(b"event:"):
+            name = line[6:].strip().decode(errors="replace")
         elif not line and data:
             piece = bisect_left(ends, match.end() + skipped)
             at = raw.pieces[piece][0] if piece < len(ends) else raw.seconds
-            events.append((at, b"\n".join(data)))
-            data = []
+            events.append((at, b"\n".join(data), name))
+            data, name = [], ""
     return events
 
 
@@ -225,7 +240,7 @@ def error_in(value: Any) -> str:
 
 def _error_words(raw: Raw) -> str:
     """The error that a stream ended with, if it told one."""
-    for _, data in reversed(_events(raw)):
+    for _, data, _ in reversed(_events(raw)):
         try:
             words = error_in(read_json(data, most_bytes=1 << 20, any_int=True))
         except JsonInvalid:

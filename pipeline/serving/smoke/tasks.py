@@ -339,6 +339,12 @@ def records(count: int, seed: int, head: str = "") -> Haystack:
     return Haystack("\n".join([head, *lines] if head else lines), questions)
 
 
+def known_number() -> tuple[SmokeQuestion, str]:
+    """A question, and the sentence that says its answer, for an instruction to hold."""
+    _, (told, asked), want = CONVERSATIONS[-1]
+    return SmokeQuestion(asked["content"], want), told["content"]
+
+
 def agent_turns(sentences: int) -> list[tuple[str, SmokeQuestion]]:
     """Six turns of a conversation: a text with a number in it, and a question about a number.
 

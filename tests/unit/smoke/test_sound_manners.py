@@ -35,11 +35,15 @@ def _skipped(result: SmokeResult) -> dict[str, str]:
                 "/v1/messages near the full context",
                 "six turns",
                 "cached tokens grow",
+                "as Claude Code asks",
             },
         ),
         (
             "no schemas, seeds or system prompts",
-            {"conversation", "seed", "JSON by schema", "six turns", "cached tokens grow"},
+            {
+                *("conversation", "seed", "JSON by schema", "six turns", "cached tokens grow"),
+                *("as Claude Code asks", "as Codex asks"),
+            },
         ),
         ("comments, and events of several lines", {"connections that stay open"}),
         ("pieces of three bytes", set()),

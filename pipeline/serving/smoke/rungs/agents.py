@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from pipeline.serving.smoke import tasks
-from pipeline.serving.smoke.agent_endpoints import AgentAnswer, ask_messages
+from pipeline.serving.smoke.agent_endpoints import MESSAGES, AgentAnswer, ask_messages
 from pipeline.serving.smoke.client import NotOffered, RequestRefused, Unsound
 from pipeline.serving.smoke.rungs.length import UNKNOWN_CONTEXT, measure_text
 from pipeline.serving.smoke.rungs.tools import arguments_of, without_tools
@@ -22,6 +22,27 @@ _MOST_TURN_TOKENS = 1024
 _TURN_SHARE = 12  # of the context for one turn
 # Hybrid models keep whole blocks of a thousand tokens, so that the end of a prompt is not kept.
 _KEPT_SHARE = 0.5
+_TOOLS = [
+    {
+        "name": tool["function"]["name"],
+        "description": tool["function"]["description"],
+        "input_schema": tool["function"]["parameters"],
+    }
+    for tool in tasks.TOOLS
+]
+# What stands in each request of Claude Code 2.1.326, beside the conversation.
+_CLAUDE_CODE = {
+    "system": [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.326.f91;"},
+        {"type": "text", "text": "Answer briefly.", "cache_control": {"type": "ephemeral"}},
+    ],
+    "metadata": {"user_id": '{"device_id":"0","session_id":"0"}'},
+    "thinking": {"type": "adaptive", "display": "omitted"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "high"},
+}
+# Counts of one prompt may differ by what the server writes around a turn.
+_COUNT_SLACK = 8
 
 
 def _has_tools(session: SmokeSession) -> bool:
@@ -80,14 +101,6 @@ async def _turn(
     """
     said = [*messages, {"role": "user", "content": prompt}]
     scenario, is_called = tasks.SCENARIOS[0], False
-    tools = [
-        {
-            "name": tool["function"]["name"],
-            "description": tool["function"]["description"],
-            "input_schema": tool["function"]["parameters"],
-        }
-        for tool in tasks.TOOLS
-    ]
     while True:
         body = {
             "model": session.model,
@@ -96,12 +109,14 @@ async def _turn(
             "system": "You are a careful assistant. Answer briefly.",
             "messages": said,
             **({"stream": True} if number % 2 else {}),
-            **({"tools": tools} if _has_tools(session) else {}),
+            **({"tools": _TOOLS} if _has_tools(session) else {}),
         }
         answer = await ask_messages(session.client, body)
         if answer.model not in (session.model, *session.aliases):
             raise Unsound(f"/v1/messages: asked {session.model!r}, and {answer.model!r} answered")
-        said.append({"role": "assistant", "content": answer.parts})
+        # thinking is sent back below, where a server may refuse it
+        kept = [part for part in answer.parts if part.get("type") in ("text", "tool_use")]
+        said.append({"role": "assistant", "content": kept})
         calls = [(call.name, arguments_of(call)) for call in answer.calls]
         if not calls or is_called:
             break
@@ -134,3 +149,45 @@ async def _kept(session: SmokeSession) -> str:
     if kept[-1] <= kept[_LATE]:
         raise Unsound(f"the conversation grows, and what is kept of it does not: {kept}")
     return f"by turn: {', '.join(map(str, kept))} of {prompts[-1]} in the end"
+
+
+@AGENTS.check("as Claude Code asks")
+async def _claude_code(session: SmokeSession) -> str:
+    """Its fields, system turns as blocks and then as text, and thinking that is sent back."""
+    known, told = tasks.known_number()
+    tools = {"tools": _TOOLS} if _has_tools(session) else {}
+    body = {"model": session.model, "max_tokens": session.room(64), "stream": True}
+    body |= {"temperature": 0, **_CLAUDE_CODE, **tools}
+    question = [{"type": "text", "text": "<system-reminder>It is Monday.</system-reminder>"}]
+    question.append({"type": "text", "text": known.prompt})
+    blocks = [{"type": "text", "text": told, "cache_control": {"type": "ephemeral"}}]
+    said: list[dict[str, Any]] = [{"role": "user", "content": question}]
+    # the same turn is a list of blocks at first, and a text from then on
+    for number, system in enumerate((blocks, told)):
+        late = {"role": "system", "content": system}
+        asked = [said[0], late, *said[1:]]
+        with optional("Claude Code's requests are refused"):
+            answer = await ask_messages(
+                session.client, {**body, "messages": asked}, f"{MESSAGES}?beta=true"
+            )
+        if not answer.text.strip() or (session.plan.quality and known.want not in answer.text):
+            raise Unsound(f"turn {number + 1}: it is {known.want}, not {answer.text[:80]!r}")
+        said.append({"role": "assistant", "content": answer.parts})
+        said.append({"role": "user", "content": f"Thanks. {known.prompt}"})
+    thought = any(part.get("type") == "thinking" for part in answer.parts)
+    return f"two turns{', with thinking sent back' if thought else ''}; {await _counted(session)}"
+
+
+async def _counted(session: SmokeSession) -> str:
+    """/v1/messages/count_tokens beside what an answer counts; Claude Code plans by it."""
+    said = [{"role": "user", "content": f"{tasks.haystack(8, [], seed=9).text}\n\nSay yes."}]
+    body = {"model": session.model, "system": "Answer briefly.", "messages": said}
+    answer = await ask_messages(session.client, {**body, "max_tokens": session.room(16)})
+    try:
+        _, told = await session.client.post(f"{MESSAGES}/count_tokens", body, optional=True)
+    except NotOffered:
+        return "count_tokens is not there"
+    count = told.get("input_tokens") if isinstance(told, dict) else None
+    if not isinstance(count, int) or abs(count - answer.prompt_tokens) > _COUNT_SLACK:
+        raise Unsound(f"count_tokens says {count}, and the answer {answer.prompt_tokens} tokens")
+    return f"count_tokens: {count} of {answer.prompt_tokens} tokens"

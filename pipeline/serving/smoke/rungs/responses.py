@@ -75,3 +75,32 @@ async def _call(session: SmokeSession) -> str:
     if "17" not in answer.text:
         raise Unsound(f"/v1/responses: the tool said 17 degrees: {answer.text[:120]!r}")
     return "a call, whole and in a stream, and its result in the answer"
+
+
+@RESPONSES.check("as Codex asks")
+async def _codex(session: SmokeSession) -> str:
+    """Messages of a developer, tools of other kinds, and all items of an answer sent back."""
+    known, told = tasks.known_number()
+    tools = [*_TOOLS, {"type": "web_search", "external_web_access": False}]
+    options = {
+        "stream": True,
+        "store": False,
+        "reasoning": {"summary": "auto"},
+        "include": ["reasoning.encrypted_content"],
+        "parallel_tool_calls": True,
+        "prompt_cache_key": "sm120",
+        **({} if without_tools(session) else {"tools": tools, "tool_choice": "auto"}),
+    }
+    given: list[dict[str, Any]] = []
+    for role, text in (("developer", "Answer briefly."), ("developer", told), ("user", "")):
+        content = [{"type": "input_text", "text": text or known.prompt}]
+        given.append({"type": "message", "role": role, "content": content})
+    for number in range(2):
+        with optional("Codex's requests are refused"):
+            answer = await _ask(session, given, **options)
+        if not answer.text.strip() or (session.plan.quality and known.want not in answer.text):
+            raise Unsound(f"turn {number + 1}: it is {known.want}, not {answer.text[:80]!r}")
+        again = [{"type": "input_text", "text": f"Thanks. {known.prompt}"}]
+        given += [*answer.parts, {"type": "message", "role": "user", "content": again}]
+    thought = any(part.get("type") == "reasoning" for part in answer.parts)
+    return f"two turns{', with reasoning sent back' if thought else ''}"
