@@ -263,7 +263,7 @@ def read_parser_gates(checkout: Checkout, image: str) -> ParserGates:
             form = whole_format(family.format, formats)
             cases += _cases(name, family, form, truths)
         # of an endpoint that is not there, one case tells
-        absent = {
+        absent: dict[str, list[str]] = {
             each: [c.name for c in cases if c.endpoint == each][:1] for each in file.no_endpoint
         }
         cases = [c for c in cases if c.name in absent.get(c.endpoint, (c.name,))]
