@@ -23,7 +23,7 @@ from pipeline.images.gate.smem.cases import Reason, Upstream
 from pipeline.images.spec.checkout import Checkout
 
 # A family has thousands of streams for each truth, and takes seconds.
-MOST_CASES = 1000
+MOST_CASES = 2000
 CUT_OFF = "cut-off"  # the last part of the name of a case whose answer stops early
 _USER = "<|user|>hi<|assistant|>"  # what stands before an answer; parsers look for markers in it
 
