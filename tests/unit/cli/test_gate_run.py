@@ -61,8 +61,8 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_fetched(
 
 def tokenizer(folder: Path, **changed: bool) -> Path:
     """A folder of weights whose tokenizer has Kimi's markers."""
-    names = ("tool_calls_section_begin", "tool_calls_section_end", "tool_call_begin")
-    names += ("tool_call_argument_begin", "tool_call_end")
+    names = ["tool_calls_section_begin", "tool_calls_section_end", "tool_call_begin"]
+    names += ["tool_call_argument_begin", "tool_call_end"]
     texts = {"<think>": False, "</think>": False}
     texts |= {f"<|{name}|>": changed.get(name, False) for name in names}
     decoder = {i: {"content": t, "special": s} for i, (t, s) in enumerate(texts.items())}

@@ -23,7 +23,7 @@ from pipeline.images.gate.smem.cases import Reason, Upstream
 from pipeline.images.spec.checkout import Checkout
 
 # A family has thousands of streams for each truth, and takes seconds.
-MOST_CASES = 1000
+MOST_CASES = 2000
 CUT_OFF = "cut-off"  # the last part of the name of a case whose answer stops early
 MESSAGES = "messages"  # the family of cases about what /v1/messages makes of a conversation
 _USER = "<|user|>hi<|assistant|>"  # what stands before an answer; parsers look for markers in it
@@ -280,7 +280,7 @@ def read_parser_gates(checkout: Checkout, image: str) -> ParserGates:
                 raise GateInvalid(f"{files['parsers.yaml']}: no such conversation ({known})")
             cases += _conversation_cases(title, truths)
         # of an endpoint that is not there, one case tells
-        absent = {
+        absent: dict[str, list[str]] = {
             each: [c.name for c in cases if c.endpoint == each][:1] for each in file.no_endpoint
         }
         cases = [c for c in cases if c.name in absent.get(c.endpoint, (c.name,))]

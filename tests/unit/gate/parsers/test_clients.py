@@ -116,7 +116,7 @@ ITEMS = [
     *item("function_call", 2, '{"a": 1}', name="f", call_id="1"),
 ]
 OUTPUT = [event["item"] for event in ITEMS if event["type"].endswith("done")]
-END = {"type": "response.completed", "response": {"status": "completed", "output": OUTPUT}}
+END: Event = {"type": "response.completed", "response": {"status": "completed", "output": OUTPUT}}
 CALL = OUTPUT[2]
 
 

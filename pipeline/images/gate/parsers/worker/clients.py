@@ -76,7 +76,7 @@ class MessagesReader:
         for index, block in enumerate(message["content"]):
             self.read({"type": "content_block_start", "index": index, "content_block": block})
             self.read({"type": "content_block_stop", "index": index})
-        stop = message.get("stop_reason")
+        stop = str(message.get("stop_reason"))
         self.answer.finish = _STOPS.get(stop, stop)
         self._seen = ["message_start", "message_stop"]
         return self.ended()

@@ -110,6 +110,8 @@ class SglangChat:
         if case["tool_choice"] == "auto":
             return NATIVE
         constraint = self._chat._process_messages(self._request, False).tool_call_constraint
+        kind: str
+        grammar: Any
         kind, grammar = constraint or ("", None)
         form = "calls" if kind == "json_schema" else NATIVE
         if kind in ("json_schema", "structural_tag"):
