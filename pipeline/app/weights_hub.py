@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pipeline.app.signing import Signing
 from pipeline.app.statements import FileStatement, state_weights
 from pipeline.app.weights import backing_of, hints_of_folder, places_in
 from pipeline.app.workspace import Workspace
 from pipeline.core import errors, log
-from pipeline.core.files import read_at_most
+from pipeline.core.files import read_at_most, write_bytes
 from pipeline.core.sealed import read_or_none
 from pipeline.serving.fit.config import MOST_BYTES
 from pipeline.serving.fit.source import HubModel, named_spec
@@ -250,7 +252,10 @@ def lock_sets(
             # the spec first: a lock without it would be that of a model without a spec
             if own:
                 spec_file = model.spec_path(checkout, own.name)
-                model.write_spec(spec_file, spec)
+                fields = spec.model_dump(exclude_defaults=True)
+                # for people to edit
+                text = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
+                write_bytes(spec_file, text.encode())
                 spec_file = spec_file.relative_to(checkout.root)
             model.write_weights_lock(path, looked.lock)
         done.append(LockedSet(looked, moves, spec_file))

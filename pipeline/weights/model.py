@@ -11,7 +11,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError, model_validator
 
 from pipeline.core import log
@@ -255,12 +254,6 @@ def read_spec(checkout: Checkout, name: str) -> WeightsSpec:
     if spec.name != name:
         raise SpecInvalid(f"{path}: the name in it is {spec.name!r}, not that of its file")
     return spec
-
-
-def write_spec(path: Path, spec: WeightsSpec) -> None:
-    """Save a spec that was made from a reference, for people to edit."""
-    fields = spec.model_dump(exclude_defaults=True)
-    write_bytes(path, yaml.safe_dump(fields, sort_keys=False, allow_unicode=True).encode())
 
 
 def write_weights_lock(path: Path, lock: WeightsLock) -> None:

@@ -111,6 +111,7 @@ class RenderedCase(Frozen):
     tokens: int | None = None
     difference: FirstDifference | None = None
     route: str = ""
+    address: str = "/v1/chat/completions"
     stand_ins: list[str] = []
     seconds: float = 0.0
     cached: bool = False
