@@ -75,10 +75,11 @@ def test_the_first_run_installs_pins_holds_and_reboots_into_stand_in_kernel_file
         assert "mitigations=off" not in message
 
 
-def test_the_second_run_changes_nothing(site: Site) -> None:
-    run = site.run().require_good()
+def test_the_second_run_changes_nothing(site: Site, is_long: bool) -> None:
+    # the first has every role that the second has
+    run = site.run(*(() if is_long else ("--limit", "n1"))).require_good()
     print(f"second run: {run.tasks} tasks, {run.seconds:.0f} s, {run.recap}")
-    assert len(run.recap) == 2
+    assert len(run.recap) == (2 if is_long else 1)
     assert run.count("changed") == 0
 
 

