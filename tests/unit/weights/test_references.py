@@ -3,23 +3,30 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pipeline.core.errors import LockEdited, SpecInvalid
 from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.model import (
     FilePin,
+    WeightsSpec,
     current_weights_lock,
     lock_path,
     read_spec,
     sealed_weights_lock,
     spec_path,
     weights_spec,
-    write_spec,
     write_weights_lock,
 )
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PIN = FilePin(path="config.json", size_bytes=2, git_sha1="9e26dfeeb6e641a33dae4961196235bdb965b21b")
+
+
+def write_spec(path: Path, spec: WeightsSpec) -> None:
+    """As `weights lock` saves it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(spec.model_dump(exclude_defaults=True)), encoding="utf-8")
 
 
 @pytest.fixture
