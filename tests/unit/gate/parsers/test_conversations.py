@@ -26,6 +26,8 @@ Json = dict[str, Any]
 class Conversion:
     """Rewrites requests as chat messages, soundly or with a defect."""
 
+    conversion = "here"
+
     def __init__(self, defect: str = "") -> None:
         self.defect = defect
 

@@ -19,6 +19,8 @@ _MOST_SHOWN = 400
 class MessagesEndpoint(Protocol):
     """An engine's `/v1/messages` that serves a model with one chat template."""
 
+    conversion: str  # the function of the engine that `convert` calls
+
     def convert(self, asked: Json) -> list[Json]:
         """A request as the chat messages that the template gets."""
 
@@ -54,7 +56,7 @@ def judge_conversation(case: Json, tokenizer: Any, endpoint: MessagesEndpoint) -
         if found and ("message" not in answer or "prefix changed" in found - faults):
             answer["message"] = said
         faults |= found
-    return {**answer, "faults": sorted(faults)}
+    return {**answer, "faults": sorted(faults), "route": endpoint.conversion}
 
 
 def _rendered(messages: list[Json], template: str | None) -> str:

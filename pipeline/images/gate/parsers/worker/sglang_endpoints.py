@@ -156,6 +156,7 @@ class SglangMessages(SglangChat):
     """`AnthropicServing` of SGLang: events made of those of the chat endpoint."""
 
     route = "sglang/srt/entrypoints/anthropic/serving.py: _generate_anthropic_stream"
+    conversion = "sglang/srt/entrypoints/anthropic/serving.py: _convert_to_chat_completion_request"
     address = "/v1/messages"
 
     def __init__(self) -> None:

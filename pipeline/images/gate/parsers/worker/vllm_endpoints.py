@@ -147,6 +147,7 @@ class VllmMessages(VllmChat):
     """`AnthropicServingMessages` of vLLM: events made of those of the chat endpoint."""
 
     route = "vllm/entrypoints/anthropic/serving.py: message_stream_converter"
+    conversion = "vllm/entrypoints/anthropic/serving.py: create_messages"
     address = "/v1/messages"
     _modules = f"{_PACKAGE}.anthropic"
     _names = ("AnthropicServingMessages", "AnthropicMessagesRequest")
