@@ -21,14 +21,10 @@ from tests.unit.support import ROOT
 # Read now: each test has an empty store, and no network.
 STORE = Path(os.environ.get("SM120_STORE") or Path.home() / ".cache" / "sm120")
 IMAGES = ("sglang-k2", "sglang", "vllm")
-# Beside those that an image is built with, it holds what the gate found since.
-SERIES = "parsers"
 PATCHES = [
     (image, spec)
     for image in IMAGES
-    for spec in Checkout(ROOT)
-    .other_series(Checkout(ROOT).spec(image).on("linux/amd64"))[SERIES]
-    .patches
+    for spec in Checkout(ROOT).series(Checkout(ROOT).spec(image)).patches
     if (spec.gate or "").startswith(PARSERS)
 ]
 
@@ -44,7 +40,7 @@ def opened(image: str) -> ParserGate:
     if not (STORE / "store.json").is_file():
         missing()
     context = GateContext(Checkout(ROOT), open_store(STORE), host_platform(), missing, missing)
-    return open_parser_gate(context, plan_image(context.checkout, image, "linux/amd64"), SERIES)
+    return open_parser_gate(context, plan_image(context.checkout, image, "linux/amd64"))
 
 
 @pytest.mark.parametrize("image", IMAGES)
