@@ -135,7 +135,8 @@ class AnthropicServing:
         self.chat, self.defect = chat, chat.defect
 
     def _convert_to_chat_completion_request(self, message):
-        kwargs = {"thinking": message.thinking["type"] == "enabled"}
+        asked = getattr(message, "thinking", {"type": "enabled"})
+        kwargs = {"thinking": asked["type"] == "enabled"}
         return ChatCompletionRequest(tool_choice="auto", chat_template_kwargs=kwargs)
 
     def parts(self, delta):
