@@ -104,12 +104,14 @@ def test_every_fault_is_planted_once() -> None:
 
 
 def test_the_same_in_docker_with_a_sound_image_and_with_a_wrong_owner(
-    small_store: Path, tmp_path: Path, docker_daemon: DockerDaemon
+    small_store: Path, tmp_path: Path, docker_daemon: DockerDaemon, is_long: bool
 ) -> None:
     build_image(small_store, IMAGE, host_platform())
     env = {"DOCKER_HOST": docker_daemon.socket_url}
-    code, verdicts = image_test(small_store, ROOT, "--runtime", "docker", **env)
-    assert (code, failed(verdicts)) == (0, set())
+    # whatever else is tested passes with a wrong owner too
+    if is_long:
+        code, verdicts = image_test(small_store, ROOT, "--runtime", "docker", **env)
+        assert (code, failed(verdicts)) == (0, set())
     checkout = planted(small_store, tmp_path, "/home/engine/.cache/planted")
     code, verdicts = image_test(small_store, checkout, "--runtime", "docker", **env)
     assert (code, failed(verdicts)) == (92, {"owners", "folders"})

@@ -41,6 +41,27 @@ def test_a_circle_of_dependencies_ends() -> None:
     assert names(index, "a") == ["a", "b"]
 
 
+def test_a_package_that_two_others_need_keeps_nobody_from_being_followed() -> None:
+    index = [
+        package("a", Depends="d, b, c"),
+        package("b"),
+        package("c", Depends="b"),
+        package("d", Depends="e"),
+        package("e"),
+    ]
+    assert names(index, "a") == ["a", "b", "c", "d", "e"]
+
+
+def test_a_name_that_is_nearly_right_is_corrected_and_another_is_not() -> None:
+    index = [package("python3"), package("abcde")]
+    with pytest.raises(UnknownPackage) as near:
+        names(index, "pyton3")
+    assert near.value.hint == "Did you mean python3?"
+    with pytest.raises(UnknownPackage) as far:
+        names(index, "abcxy")
+    assert "Did you mean" not in str(far.value.hint)
+
+
 def test_an_essential_package_comes_only_when_needed() -> None:
     index = [package("a"), package("bash", Essential="yes")]
     assert names(index, "a") == ["a"]

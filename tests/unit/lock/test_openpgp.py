@@ -59,6 +59,27 @@ def test_a_strangers_strong_signature_binds_nothing(old: Signer) -> None:
     assert sha1_bound(certified) == {old.fingerprint()}
 
 
+def in_the_newer_form(keys: bytes) -> bytes:
+    """The same packets, with lengths of one or two bytes as RFC 9580 has them."""
+    made, place = b"", 0
+    while place < len(keys):
+        wide = 1 << (keys[place] & 3)
+        start = place + 1 + wide
+        end = start + int.from_bytes(keys[place + 1 : start])
+        size = end - start
+        length = bytes([size]) if size < 192 else (size - 192 + (192 << 8)).to_bytes(2)
+        made += bytes([0xC0 | keys[place] >> 2 & 15]) + length + keys[start:end]
+        place = end
+    return made
+
+
+def test_packets_in_the_newer_form_are_read_too(old: Signer) -> None:
+    newer = in_the_newer_form(old.keyring.read_bytes())
+    # the shortest length of two bytes begins with 192
+    assert newer[:2] == b"\xc6\xc0"
+    assert sha1_bound(newer) == {old.fingerprint()}
+
+
 def test_todays_keys_and_debians_are_good() -> None:
     with new_signer("new@example.invalid") as new:
         assert sha1_bound(new.keyring.read_bytes()) == frozenset()

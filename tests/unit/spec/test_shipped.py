@@ -11,6 +11,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from pipeline.core.errors import LockEdited, LockStale
 from pipeline.core.yaml_file import schema
 from pipeline.images.assemble.plan import plan_image
 from pipeline.images.gate.arch import ArchSpec
@@ -86,6 +87,21 @@ def test_the_lock_of_a_source_answers_its_spec(path: Path) -> None:
     name = path.parent.name
     lock = current_source_lock(CHECKOUT.source_lock_path(name), CHECKOUT.source(name))
     assert lock.source == name
+
+
+def test_the_lock_of_another_source_is_refused() -> None:
+    one, other = (path.parent.name for path in SOURCES[:2])
+    with pytest.raises(LockEdited, match=f"is the lock of {other}"):
+        current_source_lock(CHECKOUT.source_lock_path(other), CHECKOUT.source(one))
+
+
+def test_the_lock_of_a_source_that_changed_is_refused() -> None:
+    name = SOURCES[0].parent.name
+    spec = CHECKOUT.source(name)
+    archive = spec.archive.model_copy(update={"leave_out": ["docs/more"]})
+    changed = spec.model_copy(update={"archive": archive})
+    with pytest.raises(LockStale, match="has changed since it was locked"):
+        current_source_lock(CHECKOUT.source_lock_path(name), changed)
 
 
 @pytest.mark.parametrize("path", GATE_FILES, ids=lambda p: f"{p.parts[-3]}-{p.stem}")
