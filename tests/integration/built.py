@@ -16,6 +16,15 @@ from pipeline.artifacts.containers.container_engine import find_way
 from pipeline.core.errors import MirrorUnknown, SandboxUnavailable, SourceUnreachable
 from tests.testbed.forked import ROOT, run_forked
 
+# an environment that no digest may depend on
+STRANGE = {
+    "TZ": "Pacific/Kiritimati",
+    "LC_ALL": "C",
+    "LANG": "tr_TR.UTF-8",
+    "PYTHONHASHSEED": "4711",
+    "SOURCE_DATE_EPOCH": "1",
+    "PYTHONUTF8": "0",
+}
 NO_SOURCE = (MirrorUnknown.exit_code, SourceUnreachable.exit_code)
 
 

@@ -18,13 +18,14 @@ def _kept(pathname: str, source: bytes) -> object:
     place = f"/tmp/zip-code-{os.geteuid()}"
     name = f"{place}/{_imp.source_hash(120, source).hex()}-{len(source)}"
     try:
-        with open(name, "rb") as file:
+        # no pathlib here: importing it would cost more than is saved
+        with open(name, "rb") as file:  # noqa: PTH123
             return marshal.load(file)
     except (OSError, EOFError, ValueError, TypeError):
         code = _compile(pathname, source)
     try:
-        os.makedirs(place, mode=0o700, exist_ok=True)
-        with open(f"{name}.{os.getpid()}", "wb") as file:
+        os.makedirs(place, mode=0o700, exist_ok=True)  # noqa: PTH103
+        with open(f"{name}.{os.getpid()}", "wb") as file:  # noqa: PTH123
             marshal.dump(code, file)
         os.replace(f"{name}.{os.getpid()}", name)
     except OSError:  # a test's full disk, or a read-only one
