@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from pathlib import Path
 VARIABLE = "SM120_TOOL"
 # How often it says how far it is: on a terminal in one line, elsewhere in lines of a log.
 _LIVE_BEAT_S, _BEAT_S = 1.0, 15.0
+# How many of them install a long lock side by side, and from how many packages on.
+_PIPS, _PACKAGES_A_PIP = 4, 20
 FOLDER = "tool"  # of that name it is found below a folder that --mirror names, too
 
 
@@ -40,12 +42,21 @@ def environment(root: Path, group: str) -> Path:
         print(title, file=sys.stderr, flush=True)
         wheels = tool_folder(sys.argv[1:], os.environ)
         stamp.unlink(missing_ok=True)
-        _run([sys.executable, "-m", "venv", "--clear", str(home)], group, _VENV)
+        _run([[sys.executable, "-m", "venv", "--clear", str(home)]], group, _VENV)
         install = pip_install(home / "bin" / "python", wheels)
         hint = _IN_FOLDER.format(wheels) if wheels else _NO_FOLDER
-        _run([*install, "--require-hashes", "-r", str(lock)], group, hint, count)
+        with tempfile.TemporaryDirectory() as folder:
+            # One pip waits for the index half of its time, so several share a long lock. It names
+            # every package: none needs what another one installs.
+            blocks = re.findall(rb"(?m)^\S.*(?:\n[ \t].*)*", pins)
+            installs = list[list[str]]()
+            for i in range(parts := min(_PIPS, count // _PACKAGES_A_PIP + 1)):
+                part = Path(folder, f"{i}.txt")
+                part.write_bytes(b"\n".join(blocks[i::parts]))
+                installs.append([*install, "--no-deps", "--require-hashes", "-r", str(part)])
+            _run(installs, group, hint, count)
         if group != "nox":  # the menu itself needs no package of ours
-            _run([*install, "--no-deps", "--no-build-isolation", "-e", str(root)], group, hint)
+            _run([[*install, "--no-deps", "--no-build-isolation", "-e", str(root)]], group, hint)
             # Relative: below a folder whose name is not ASCII, Python before 3.13 does not start in
             # the C locale if this file names it (https://github.com/python/cpython/issues/77102).
             for file in home.glob("lib/python*/site-packages/pipeline.pth"):
@@ -83,37 +94,54 @@ def pip_install(python: Path, wheels: Path | None) -> list[str]:
     return [*command, "--no-index", "--find-links", str(wheels)] if wheels else command
 
 
-def _run(command: list[str], group: str, hint: str, packages: int = 0) -> None:
-    """Run it to its end, saying how far it is; its last words and what to do where it failed."""
+def _run(commands: list[list[str]], group: str, hint: str, packages: int = 0) -> None:
+    """Run them side by side, saying how far they are; the first that fails ends all."""
     began, live = time.monotonic(), sys.stderr.isatty()
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        with subprocess.Popen(command, stdout=output, stderr=errors) as process:
-            while True:
-                with suppress(subprocess.TimeoutExpired):
-                    code = process.wait(_LIVE_BEAT_S if live else _BEAT_S)
-                    break
+    with ExitStack() as opened:
+        outputs = [opened.enter_context(tempfile.TemporaryFile()) for _ in commands]
+        errors = [opened.enter_context(tempfile.TemporaryFile()) for _ in commands]
+        running = [
+            opened.enter_context(subprocess.Popen(command, stdout=output, stderr=error))
+            for command, output, error in zip(commands, outputs, errors, strict=True)
+        ]
+        said_at = began
+        # one that fails ends the others; its beat is short, so that this is noticed soon
+        while None in (codes := [process.poll() for process in running]) and not any(codes):
+            with suppress(subprocess.TimeoutExpired):
+                running[codes.index(None)].wait(_LIVE_BEAT_S)
+                continue
+            if not live and time.monotonic() - said_at < _BEAT_S:
+                continue
+            said_at = time.monotonic()
+            for output in outputs:
                 output.seek(0)
-                state = f"  {how_far(output.read(), packages)}, {time.monotonic() - began:.0f} s"
-                start, end = ("\r", "\033[K") if live else ("", "\n")
-                print(f"{start}{state}", end=end, file=sys.stderr, flush=True)
+            far = how_far([output.read() for output in outputs], packages)
+            start, end = ("\r", "\033[K") if live else ("", "\n")
+            print(f"{start}  {far}, {said_at - began:.0f} s", end=end, file=sys.stderr, flush=True)
+        for process, code in zip(running, codes, strict=True):
+            if code is None:
+                process.terminate()
         if live:
             print("\r", end="\033[K", file=sys.stderr)
-        errors.seek(0)
-        text = errors.read().decode(errors="replace")
-    if code:
-        reason = last_words(text) or f"exit code {code}"
-        sys.exit(f"noxfile.py: .nox/{group} could not be made: {reason}\n       {hint}")
-    sys.stderr.write(text)
+        texts = list[str]()
+        for error in errors:
+            error.seek(0)
+            texts.append(error.read().decode(errors="replace"))
+    for code, text in zip(codes, texts, strict=True):
+        if code:
+            reason = last_words(text) or f"exit code {code}"
+            sys.exit(f"noxfile.py: .nox/{group} could not be made: {reason}\n       {hint}")
+    sys.stderr.write("".join(texts))
 
 
-def how_far(output: bytes, packages: int) -> str:
-    """What pip is doing, by the lines that it has written."""
+def how_far(outputs: list[bytes], packages: int) -> str:
+    """What pip is doing, by the lines that it has written; several of them may share the work."""
     if not packages:
         return "preparing"
-    if b"\nInstalling collected packages" in output:
+    if all(b"\nInstalling collected packages" in output for output in outputs):
         return f"installing {packages} packages"
     # of other platforms pip says "Ignoring"
-    seen = len(re.findall(rb"(?m)^(?:Collecting|Ignoring) ", output))
+    seen = sum(len(re.findall(rb"(?m)^(?:Collecting|Ignoring) ", each)) for each in outputs)
     return f"fetching package {min(max(seen, 1), packages)} of {packages}"
 
 

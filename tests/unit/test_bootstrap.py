@@ -7,6 +7,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -81,7 +82,7 @@ def ends_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, bytes], Ran]:
             def __exit__(self, *_: object) -> None:
                 return
 
-            def wait(self, limit_s: float) -> int:
+            def poll(self) -> int:
                 return self.code
 
         monkeypatch.setattr(subprocess, "Popen", Program)
@@ -150,16 +151,51 @@ def test_our_package_is_found_by_a_path_that_is_ascii_wherever_the_checkout_is(
     ],
 )
 def test_it_says_how_far_pip_is(output: bytes, said: str) -> None:
-    assert bootstrap.how_far(output, 3) == said
-    assert bootstrap.how_far(output, 0) == "preparing"
+    assert bootstrap.how_far([output], 3) == said
+    assert bootstrap.how_far([output], 0) == "preparing"
+
+
+def test_several_pips_count_together() -> None:
+    first, second = b"Collecting a\nCollecting b\n", b"Collecting c\nInstalling collected packages"
+    assert bootstrap.how_far([first, second], 4) == "fetching package 3 of 4"
+    assert bootstrap.how_far([second, second], 2) == "installing 2 packages"
+
+
+def test_a_long_lock_is_shared_by_several_pips_and_nothing_of_it_is_lost(
+    root: Path, ends_with: Callable[[str, bytes], Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = [f"a{n}==1 ; python_version < '4' \\\n    --hash=sha256:{n:064}\n" for n in range(90)]
+    (root / "lockfiles" / "tool" / "nox.txt").write_text("".join(blocks))
+    (root / ".nox" / "nox").mkdir(parents=True)
+    ran = ends_with("nothing", b"")
+    given = list[str]()
+    monkeypatch.setattr(bootstrap, "_run", lambda commands, *_: given.extend(lines_of(commands)))
+    bootstrap.environment(root, "nox")
+    assert sorted(given) == sorted("".join(blocks).splitlines())
+    assert ran == []
+
+
+def lines_of(commands: list[list[str]]) -> list[str]:
+    files = [Path(command[-1]) for command in commands if "-r" in command]
+    assert len(files) in (0, 4)
+    return [line for file in files for line in file.read_text().splitlines()]
+
+
+def test_the_first_pip_that_fails_ends_the_others() -> None:
+    long, short = [sys.executable, "-c", "import time; time.sleep(60)"], ["false"]
+    began = time.monotonic()
+    with pytest.raises(SystemExit, match="exit code 1"):
+        bootstrap._run([long, short], "run", "")
+    assert time.monotonic() - began < 30
 
 
 def test_a_program_that_takes_long_says_so_while_it_runs(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bootstrap, "_BEAT_S", 0.2)
+    monkeypatch.setattr(bootstrap, "_LIVE_BEAT_S", 0.2)
     code = "import time; print('Collecting a', flush=True); time.sleep(1)"
-    bootstrap._run([sys.executable, "-c", code], "run", "", 7)
+    bootstrap._run([[sys.executable, "-c", code]], "run", "", 7)
     assert "  fetching package 1 of 7, 0 s\n" in capfd.readouterr().err
 
 
@@ -184,7 +220,7 @@ def test_an_older_python_is_refused_in_words(
             b"ERROR: Exception:\nTraceback (most recent call last):\nReadTimeoutError: slow\n",
             "ReadTimeoutError: slow",
         ),
-        ("--no-deps", b"ERROR: no flit_core\n", "no flit_core"),
+        ("-e", b"ERROR: no flit_core\n", "no flit_core"),
         ("venv", b"ensurepip is not available\n", "ensurepip"),
         ("venv", b"", "exit code 1"),
     ],

@@ -11,7 +11,7 @@ import marshal
 import os
 import zipimport
 
-_compile = zipimport._compile_source
+_compile = zipimport._compile_source  # type: ignore[attr-defined]
 
 
 def _kept(pathname: str, source: bytes) -> object:
@@ -33,4 +33,4 @@ def _kept(pathname: str, source: bytes) -> object:
     return code
 
 
-zipimport._compile_source = _kept
+zipimport._compile_source = _kept  # type: ignore[attr-defined]
