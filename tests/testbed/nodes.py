@@ -23,6 +23,7 @@ from typing import Any
 import docker
 from docker.types import IPAMConfig, IPAMPool
 
+from pipeline.core.files import locked
 from tests.testbed.debian import BOOKWORM, System, local_debian
 from tests.testbed.dockerd import DockerDaemon, free_gateway
 from tests.testbed.packages import (
@@ -133,14 +134,15 @@ def base_tar(cache: Path, system: System = BOOKWORM) -> Path:
         raise CannotHave("The nodes' root file system can only be made by root.")
     spec = " ".join((system.suite, system.architecture, *INCLUDED))
     place = cache / f"node-{hashlib.sha256(spec.encode()).hexdigest()[:16]}.tar"
-    if not place.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            # apt's own user must be able to look inside
-            Path(scratch).chmod(0o755)
-            fresh = Path(scratch, "node.tar")
-            bootstrap(fresh, local_debian(Path(scratch), INCLUDED, system), system)
-            os.replace(fresh, place)
+    # the test processes of a fresh machine come here at once; one makes it, the others wait
+    with locked(cache / "node.lock"):
+        if not place.exists():
+            with tempfile.TemporaryDirectory(dir=cache) as scratch:
+                # apt's own user must be able to look inside
+                Path(scratch).chmod(0o755)
+                fresh = Path(scratch, "node.tar")
+                bootstrap(fresh, local_debian(Path(scratch), INCLUDED, system), system)
+                os.replace(fresh, place)
     return place
 
 
