@@ -243,7 +243,11 @@ def tests(session: nox.Session) -> None:
     """Lint, then all tests: what CI runs (after --: pytest alone)."""
     if session.posargs:
         return run_pytest(session)
-    lint(session)
+    with ThreadPoolExecutor() as pool:
+        # beside lint one process compiles all tests, which each of the test processes would do
+        collect = ("pytest", "--collect-only", "-p", "no:terminal", "-o", "addopts=", "tests")
+        pool.submit(run, session, "lint", *collect, PYTHONDONTWRITEBYTECODE="")
+        lint(session)
     # one run: unit tests fill the time in which integration tests wait for real parts; lint's
     # environment has all that tests need
     run_pytest(session, "tests/integration", "tests/unit", group="lint")

@@ -70,7 +70,9 @@ def kill_at(bench: Bench, door: Door, publish: list[str], n_bytes: float, n_aske
     return was_running
 
 
-@pytest.mark.parametrize("signed", [False, True], ids=["bare", "signed"])
+@pytest.mark.parametrize(
+    "signed", [pytest.param(False, marks=pytest.mark.big), True], ids=["bare", "signed"]
+)
 def test_killed_at_any_moment_the_tag_is_never_on_something_incomplete(
     bench: Bench, older: Bench, keys: Path, tmp_path: Path, kills: int, signed: bool
 ) -> None:

@@ -151,7 +151,9 @@ def require_only_right_files(place: LockedFolder, files: dict[str, Path]) -> Non
         assert {p.name for p in place.root.iterdir()} <= {".sm120", *files}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.big)]
+)
 def test_a_stopped_fetch_leaves_only_its_own_folder_and_goes_on(
     hub: TestHub, checkout: Checkout, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -138,7 +138,7 @@ def cache_place(tmp_path_factory: pytest.TempPathFactory) -> LockedFolder:
     return make_set(tmp_path_factory.mktemp("cache"), SMALL, large_files(), hub_cache=True)
 
 
-@pytest.mark.parametrize("layout", ["plain", "hub-cache"])
+@pytest.mark.parametrize("layout", [pytest.param("plain", marks=pytest.mark.big), "hub-cache"])
 def test_hf_download_and_hf_cache_verify_pass(
     place: LockedFolder, cache_place: LockedFolder, layout: str, hf: Hf, tmp_path: Path
 ) -> None:
@@ -392,7 +392,9 @@ def test_a_flipped_byte_never_reaches_hf(hf: Hf, tmp_path: Path) -> None:
         assert server.health()["status"] == "damaged"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.big), signal.SIGTERM]
+)
 def test_a_signal_ends_it_at_once_and_well(
     place: LockedFolder, tmp_path: Path, number: signal.Signals
 ) -> None:

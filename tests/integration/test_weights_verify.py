@@ -175,7 +175,9 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 
-@pytest.mark.parametrize("hub_cache", [False, True], ids=["plain", "hub"])
+@pytest.mark.parametrize(
+    "hub_cache", [False, pytest.param(True, marks=pytest.mark.big)], ids=["plain", "hub"]
+)
 def test_of_many_random_faults_each_is_found_and_repaired(
     tmp_path: Path, hub: TestHub, monkeypatch: pytest.MonkeyPatch, hub_cache: bool, is_long: bool
 ) -> None:
@@ -250,7 +252,9 @@ def start(a_set: DiskSet, hub: TestHub, home: Path) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("hub_cache", [False, True], ids=["plain", "hub"])
+@pytest.mark.parametrize(
+    "hub_cache", [pytest.param(False, marks=pytest.mark.big), True], ids=["plain", "hub"]
+)
 def test_a_repair_killed_at_any_moment_leaves_no_less_than_before(
     tmp_path: Path, hub: TestHub, hub_cache: bool, kills: int
 ) -> None:
