@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pipeline.app import recipes as recipes
     from pipeline.app import registry as registry
     from pipeline.app import report as report
+    from pipeline.app import run_plan as run_plan
     from pipeline.app import serve as serve
     from pipeline.app import signing as signing
     from pipeline.app import smoke as smoke

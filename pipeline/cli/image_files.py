@@ -11,6 +11,7 @@ import click
 from pydantic import BaseModel
 
 from pipeline import app
+from pipeline.app.run_plan import RunPlan
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.attest.names import KINDS
 from pipeline.artifacts.attest.predicates import MODELS
@@ -358,6 +359,7 @@ _SCHEMAS: dict[str, type[BaseModel]] = {
     "arch": ArchSpec,
     "source": SourceSpec,
     "recipe": RecipeFile,
+    "plan": RunPlan,
     "trust": Trust,
     "policy": Policy,
     **{kind: MODELS[uri] for kind, uri in KINDS.items() if uri in MODELS},

@@ -58,6 +58,7 @@ DAILY = {
     ),
     "verify": _VERIFY,
     "publish": _PUBLISH,
+    "run": Verb("run_plan:run_command", "Run a plan: commands in order, each once for its inputs."),
     "doctor": _DOCTOR,
 }
 

@@ -79,6 +79,12 @@ class RecipeInvalid(InputInvalid):
     hint = "Fix the named field; `sm120 image schema recipe` prints what the file may hold."
 
 
+class PlanInvalid(InputInvalid):
+    """a plan for `sm120 run` has stages that cannot be run as they are"""
+
+    hint = "Correct the stage that is named; `sm120 image schema plan` prints the format."
+
+
 class GateInvalid(InputInvalid):
     """a gate's case file is missing or not valid"""
 
@@ -879,6 +885,12 @@ class BenchUndecided(PipelineError, code=95):
     """two benchmarks cannot be told apart well enough to judge, or not be compared at all"""
 
     hint = "Measure both with more repeats of the same workload; unknown never counts as passed."
+
+
+class PlanFailed(PipelineError, code=96):
+    """stages of a plan failed; the others ran"""
+
+    hint = "The table names each with its error; `sm120 run` again runs only what is not done."
 
 
 # 128 + SIGINT, as shells report it: gnu.org/software/bash/manual/html_node/Exit-Status.html
