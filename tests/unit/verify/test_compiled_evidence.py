@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from pipeline.evidence.statements.evidence_set import verdict_of
 from pipeline.evidence.statements.image import image_statements
 from pipeline.evidence.statements.provenance import Provenance, read_provenance
 from pipeline.evidence.verify.trees import judge_trees, may_differ
-from pipeline.evidence.verify.verdict import Verdict, show
+from pipeline.evidence.verify.verdict import Node, Verdict, show
 from pipeline.images.spec.checkout import Checkout
 from tests.compiled import add_source, build_compiled, lock_source, source_spec, write_archive
 from tests.unit.verify.world import WHEN, World, rebuild_statement
@@ -46,11 +47,24 @@ def provenance_of(world: World) -> Provenance:
 def test_a_compiled_image_is_walked_to_source_patches_and_toolchain(world: World) -> None:
     node = world.walk().node
     assert node.verdict is Verdict.VALID, show(node)
-    text = show(node)
-    for part in ("compiled hello (plain)", "compiled hello (other)", "toolchain tools"):
-        assert part in text
-    assert "hello-1.0.tar: somebody/hello 0123456789abcdef" in text
-    assert "1 file of ours, 1 patch" in text
+    (layer,) = (x.sha256 for x in provenance_of(world).trees if x.uri.endswith(":other"))
+    made = [(n.title, n.message) for n in node.children[0].every()]
+    commit = "somebody/hello 0123456789abcdef0123456789abcdef01234567, MIT"
+    assert made[made.index(("compiled hello (other)", f"layer sha256:{layer[:12]}…")) :] == [
+        ("compiled hello (other)", f"layer sha256:{layer[:12]}…"),
+        ("layer", ""),
+        ("inputs", "steps: compile"),
+        ("source", "hello-1.0.tar, 1 file of ours, 1 patch"),
+        ("toolchain tools", f"sha256:{provenance_of(world).toolchains[0].sha256}"),
+        ("objects", "no compiler was called through the object cache"),
+        ("images/sources/hello/source.yaml", f"hello-1.0.tar: {commit}"),
+        ("toolchain tools", ""),
+        ("golden digest", ""),
+        ("root: 1 package at build time", ""),
+        ("tool_1.0_amd64.deb", ""),
+        ("tools: 1 package at build time", ""),
+        ("cc-1.0-py3-none-any.whl", ""),
+    ]
 
 
 def test_the_inputs_of_the_image_follow_from_its_provenance_alone(world: World) -> None:
@@ -109,16 +123,25 @@ def output_in_neither(body: Body) -> None:
 
 
 @pytest.mark.parametrize(
-    "lie", [output_not_in_the_spec, output_not_in_the_inputs, output_in_neither]
+    ("lie", "why"),
+    [
+        (output_not_in_the_spec, "outputs: not as in the recorded source.yaml"),
+        (output_not_in_the_inputs, "but other inputs were recorded"),
+        (output_in_neither, "but other inputs were recorded"),
+    ],
 )
-def test_a_lie_about_the_outputs_of_one_build_is_found(cross_world: World, lie: Lie) -> None:
+def test_a_lie_about_the_outputs_of_one_build_is_found(
+    cross_world: World, lie: Lie, why: str
+) -> None:
     node = cross_world.judge(provenance=cross_world.lie("provenance", lie))
     assert node.verdict is Verdict.BROKEN, show(node)
+    assert node.culprit().message.endswith(why)
 
 
 def test_a_record_that_hides_what_the_toolchain_ran_on_is_not_valid(cross_world: World) -> None:
     lie = cross_world.lie("provenance", toolchain_of_the_images_platform)
-    assert cross_world.judge(provenance=lie).verdict is not Verdict.VALID
+    node = cross_world.judge(provenance=lie)
+    assert node.culprit().message == "it runs on another platform than the build's"
 
 
 def test_without_a_checkout_the_walk_still_reaches_the_source(world: World) -> None:
@@ -310,21 +333,94 @@ def not_compiled_at_all(body: Body) -> None:
     spec["compiled"] = []
 
 
-LIES = [
-    *(other_archive, archive_of_other_files, other_files_all_the_way, no_archive, other_commit),
-    *(other_licence, other_size, no_patch, no_patch_all_the_way, other_patch, no_own_file),
-    *(one_file_more, other_toolchain_of_the_tree, other_toolchain, toolchain_of_other_inputs),
-    *(toolchain_on_nothing, no_toolchain, no_compiler, other_compiler, no_toolchain_file),
-    *(compiler_of_another_version, other_layer, layer_of_another_tree, no_tree, one_tree_more),
-    *(other_steps, other_steps_all_the_way, inputs_beside_their_key, no_inputs, no_counts),
-    *(no_source_spec, not_compiled_at_all, toolchain_for_another_machine),
-]
+KEY, SOURCE = "inputs in the manifest: is …, but other inputs were recorded", "source: "
+CC, SPEC = "cc-1.0-py3-none-any.whl: ", "images/sources/hello/source.yaml: "
+TOOLS, LACKS = "toolchain tools: ", "compiled trees: their record lacks "
+NO_ARCHIVE, NOT_ASKED = "the provenance names no source archive", "is recorded, but no image's spec"
+OTHER_FILES = f"{SOURCE}was compiled from other files: …"
+OTHER_TREE = f"{SPEC}is recorded as …, but locked as …"
+OTHER_LAYER = "layer: … is not the image's layer of it"
+OTHER_INPUTS = f"{TOOLS}it was compiled in one of other inputs"
+MISSING_CC = f"{CC}is locked, but missing from the provenance"
+NO_ARM64 = "arm64.lock.yaml: there is no such lock"
+STATED_ELSE = f"{SPEC}names another licence or commit than its archive"
+
+# each with all that it makes wrong, but for the bills
+LIES: dict[Lie, list[str]] = {
+    other_archive: [OTHER_TREE],
+    archive_of_other_files: [OTHER_FILES, OTHER_TREE],
+    other_files_all_the_way: [KEY, OTHER_TREE],
+    no_archive: [f"{SOURCE}{NO_ARCHIVE}", f"{SPEC}{NO_ARCHIVE}"],
+    other_commit: [STATED_ELSE],
+    other_licence: [STATED_ELSE],
+    other_size: [f"{SPEC}is recorded as 1, but locked as 10240"],
+    no_patch: [f"{SOURCE}{PATCH} is missing from the provenance"],
+    no_patch_all_the_way: [KEY, f"{SPEC}has changed since: patches"],
+    other_patch: [
+        f"{PATCH}: has changed since",
+        f"{SOURCE}was compiled with other files or patches of ours",
+    ],
+    no_own_file: [f"{SOURCE}images/sources/hello/config.h is missing from the provenance"],
+    one_file_more: [
+        f"{PATCH}2: is missing from this checkout",
+        f"{SOURCE}{PATCH}2 is not part of its source.yaml",
+    ],
+    other_toolchain_of_the_tree: [f"{TOOLS}was …, which is missing"],
+    other_toolchain: ["golden digest: these inputs give …, not …"],
+    toolchain_of_other_inputs: [
+        OTHER_INPUTS,
+        "golden digest: has changed since: lock",
+        "tools: is locked otherwise now",
+    ],
+    toolchain_on_nothing: [OTHER_INPUTS, "golden digest: has changed since: "],
+    no_toolchain: [
+        f"{TOOLS}was …, which is missing",
+        f"tool_1.0_amd64.deb: {NOT_ASKED} asks for it",
+        f"{CC}{NOT_ASKED} asks for it",
+    ],
+    no_compiler: [MISSING_CC],
+    other_compiler: [MISSING_CC, f"{CC}is not in the lock that the provenance names"],
+    no_toolchain_file: [f"{TOOLS}files of tools: not all of them are recorded"],
+    compiler_of_another_version: [
+        f"{CC}is recorded as pkg:pypi/cc@2.0, but locked as pkg:pypi/cc@1.0"
+    ],
+    other_layer: [OTHER_LAYER],
+    layer_of_another_tree: [OTHER_LAYER],
+    no_tree: [f"""{LACKS}"'urn:sm120-pipeline:tree:hello:plain'\""""],
+    one_tree_more: [f"hello (plain): {NOT_ASKED} asks for it"],
+    other_steps: [KEY, "inputs: build: not as in the recorded source.yaml"],
+    other_steps_all_the_way: [KEY, f"{SPEC}has changed since: builds"],
+    inputs_beside_their_key: ["inputs: its key is not the digest of its inputs"],
+    no_inputs: [f"""{LACKS}"'inputs'\""""],
+    no_counts: [f"""{LACKS}"'objects'\""""],
+    no_source_spec: [f"""{LACKS}"'hello'\""""],
+    not_compiled_at_all: [
+        "images/engine/image.yaml: has changed since: compiled",
+        KEY,
+        *(f"{x}: {NOT_ASKED} asks for it" for x in ("hello (plain)", "hello (other)")),
+        *(f"{x}: {NOT_ASKED} asks for it" for x in ("hello-1.0.tar", "tools")),
+    ],
+    toolchain_for_another_machine: [
+        f"{TOOLS}it runs on another platform than the build's",
+        f"golden digest: root.{NO_ARM64}",
+        f"root: root.{NO_ARM64}",
+        f"tools: tools.{NO_ARM64}",
+    ],
+}
+
+
+def reasons(node: Node) -> list[str]:
+    """What is not valid, each once, without digests; a bill repeats what the record says."""
+    wrong = (n for n in node.every() if n.own is not Verdict.VALID)
+    texts = (f"{n.title}: {n.message}" for n in wrong if n.title != "bill of materials")
+    return list(dict.fromkeys(re.sub(r"(sha256:)?[0-9a-f]{64}", "…", text) for text in texts))
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_about_a_compiled_tree_is_found(world: World, lie: Lie) -> None:
     node = world.judge(provenance=world.lie("provenance", lie))
     assert node.verdict is Verdict.BROKEN, show(node)
+    assert reasons(node) == LIES[lie]
 
 
 # what the image itself contradicts, so that no checkout is needed
@@ -333,17 +429,20 @@ BOUND = [
     *(no_patch_all_the_way, no_own_file, other_toolchain_of_the_tree, toolchain_of_other_inputs),
     *(no_toolchain, other_layer, layer_of_another_tree, no_tree, other_steps_all_the_way),
 ]
-
-
-def only_provenance(world: World, lie: Lie | None) -> Verdict:
-    envelope = world.lie("provenance", lie) if lie else world.signed("provenance")
-    return world.walk({"provenance": envelope}, checkout=None).node.verdict
+# what only a checkout can tell
+COMPARED = ("has changed since", "is recorded as", "is locked otherwise")
 
 
 @pytest.mark.parametrize("lie", BOUND)
 def test_the_image_itself_contradicts_it_without_a_checkout(world: World, lie: Lie) -> None:
-    assert only_provenance(world, None) is Verdict.VALID
-    assert only_provenance(world, lie) is Verdict.BROKEN
+    node = world.walk({"provenance": world.lie("provenance", lie)}, checkout=None).node
+    assert node.verdict is Verdict.BROKEN
+    assert reasons(node) == [x for x in LIES[lie] if not any(c in x for c in COMPARED)]
+
+
+def test_what_the_image_does_not_contradict_needs_no_checkout(world: World) -> None:
+    node = world.walk({"provenance": world.signed("provenance")}, checkout=None).node
+    assert node.verdict is Verdict.VALID, show(node)
 
 
 def bill_without(name: str) -> Lie:
@@ -365,11 +464,19 @@ def other_hash(body: Body) -> None:
 
 
 @pytest.mark.parametrize(
-    "lie", [bill_without("hello"), bill_without("tools"), bill_without("cc"), complete, other_hash]
+    ("lie", "why"),
+    [
+        (bill_without("hello"), "leaves out pkg:generic/hello@"),
+        (bill_without("tools"), "leaves out pkg:oci/tools@"),
+        (bill_without("cc"), "leaves out pkg:pypi/cc@1.0"),
+        (complete, "claims to be complete, but contains compiled sources"),
+        (other_hash, "lists pkg:generic/hello@"),
+    ],
 )
-def test_a_bill_that_hides_what_was_compiled_is_broken(world: World, lie: Lie) -> None:
+def test_a_bill_that_hides_what_was_compiled_is_broken(world: World, lie: Lie, why: str) -> None:
     node = world.judge(sbom_cyclonedx=world.lie("sbom-cyclonedx", lie))
     assert node.verdict is Verdict.BROKEN, show(node)
+    assert node.culprit().message.startswith(why)
 
 
 @pytest.mark.parametrize("kind", ["SPDXRef-Tree", "SPDXRef-Source", "SPDXRef-Toolchain"])
@@ -413,9 +520,19 @@ def other_toolchain_file(checkout: Checkout) -> None:
     (checkout.root / "images/tools/cc.sh").write_text("#!/bin/bash\n")
 
 
-@pytest.mark.parametrize(
-    "move", [other_flags, new_patch, patch_gone, relocked, other_toolchain_file]
-)
+MOVES: dict[Callable[[Checkout], None], list[str]] = {
+    other_flags: [f"{SPEC}has changed since: builds"],
+    new_patch: [f"{PATCH}: has changed since"],
+    patch_gone: [f"{PATCH}: is missing from this checkout"],
+    relocked: [f"{SPEC}another archive is locked now: hello-1.0.tar"],
+    other_toolchain_file: [
+        "images/tools/cc.sh: has changed since",
+        "golden digest: has changed since: files",
+    ],
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
 def test_what_moved_in_the_checkout_since_makes_it_stale(
     world: World, tmp_path: Path, move: Callable[[Checkout], None]
 ) -> None:
@@ -423,6 +540,7 @@ def test_what_moved_in_the_checkout_since_makes_it_stale(
     move(checkout)
     node = world.walk(checkout=checkout).node
     assert node.verdict is Verdict.STALE, show(node)
+    assert reasons(node) == MOVES[move]
 
 
 def test_a_build_that_the_image_does_not_hold_may_change(world: World, tmp_path: Path) -> None:
@@ -434,11 +552,23 @@ def test_a_build_that_the_image_does_not_hold_may_change(world: World, tmp_path:
     assert node.verdict is Verdict.VALID, show(node)
 
 
-@pytest.mark.parametrize("gone", ["lockfiles/sources/hello.lock.yaml", "lockfiles/golden.yaml"])
-def test_what_cannot_be_compared_is_incomplete(world: World, tmp_path: Path, gone: str) -> None:
+@pytest.mark.parametrize(
+    ("gone", "why"),
+    [
+        ("sources/hello.lock.yaml", [f"{SPEC}hello.lock.yaml: there is no such lock"]),
+        (
+            "golden.yaml",
+            [f"golden digest: none is committed for {x}.amd64" for x in ("engine", "tools")],
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_incomplete(
+    world: World, tmp_path: Path, gone: str, why: list[str]
+) -> None:
     checkout = world.checkout_copy(tmp_path)
-    (checkout.root / gone).unlink()
-    assert world.walk(checkout=checkout).node.verdict is Verdict.INCOMPLETE
+    (checkout.root / "lockfiles" / gone).unlink()
+    node = world.walk(checkout=checkout).node
+    assert (node.verdict, reasons(node)) == (Verdict.INCOMPLETE, why)
 
 
 @pytest.fixture(scope="module")
@@ -469,20 +599,32 @@ def test_a_set_lists_an_equivalent_rebuild_as_such(lenient: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "why"),
     [
-        {"equivalent": [{"path": "/opt/hello/bin/hello", "reason": WHY}]},
-        {"equivalent": [{"path": "/opt/hello/notes", "reason": "somebody says so"}]},
-        {"equivalent": [NOTES.model_dump(), {"path": "/etc/passwd", "reason": WHY}]},
-        {"equivalent": []},
-        {"equivalent": None},
-        {"identical": True},
+        (
+            {"equivalent": [{"path": "/opt/hello/bin/hello", "reason": WHY}]},
+            "/opt/hello/bin/hello differs, and no build declares that with this reason",
+        ),
+        (
+            {"equivalent": [{"path": "/opt/hello/notes", "reason": "somebody says so"}]},
+            "/opt/hello/notes differs, and no build declares that with this reason",
+        ),
+        (
+            {"equivalent": [NOTES.model_dump(), {"path": "/etc/passwd", "reason": WHY}]},
+            "/etc/passwd differs, and no build declares that with this reason",
+        ),
+        ({"equivalent": []}, "equivalent: List should have at least 1 item"),
+        ({"equivalent": None}, "gave a different digest"),
+        ({"identical": True}, "claims to be identical, but names a difference"),
     ],
 )
-def test_a_difference_that_no_build_declares_is_broken(lenient: World, changes: Body) -> None:
+def test_a_difference_that_no_build_declares_is_broken(
+    lenient: World, changes: Body, why: str
+) -> None:
     lie = lenient.lie("rebuild", lambda body: body["predicate"].update(changes))
     node = lenient.judge(rebuild=lie)
     assert node.verdict is Verdict.BROKEN, show(node)
+    assert why in node.culprit().message
 
 
 def test_an_image_whose_build_declares_nothing_has_no_equivalent(world: World) -> None:

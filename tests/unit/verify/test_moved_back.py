@@ -23,7 +23,7 @@ from pipeline.core.errors import PipelineError
 from pipeline.core.model import canonical_json
 from pipeline.evidence.publish.evidence import EvidenceBundle
 from pipeline.evidence.publish.publish import plan_upload
-from pipeline.evidence.verify.naming import TagMemory, TrustedName
+from pipeline.evidence.verify.naming import TagMemory, TrustedName, judge_names, judge_tag
 from pipeline.evidence.verify.verdict import Node, Verdict, verdict_error
 from tests.makers import built_image
 from tests.testbed.oci_door import Reply, Request, drop, oci_door
@@ -370,3 +370,83 @@ def test_older_evidence_put_back_with_its_older_name_is_reported_by_who_saw_the_
         assert node.verdict is Verdict.MOVED
         assert tag_of(node).message.startswith("older evidence was put back")
         assert site.judge().verdict is Verdict.VALID  # who never saw the newer cannot know
+
+
+ONE, TWO = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
+OLD_SET, NEW_SET = f"sha256:{'a' * 64}", f"sha256:{'b' * 64}"
+OTHER_KEY = f"sha256:{9:064}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_replaced"),
+    [
+        ({}, True),
+        ({"at": FIRST}, False),
+        ({"at": None}, False),
+        ({"key_id": OTHER_KEY}, False),
+        ({"reference": "x.example/y:v2"}, False),
+        ({"digest": TWO}, False),
+    ],
+)
+def test_a_set_may_be_gone_once_its_key_gave_the_same_name_again(
+    changes: dict[str, Any], is_replaced: bool
+) -> None:
+    again = name_of(ONE, SECOND, NEW_SET).model_copy(update=changes)
+    first = judge_names(ONE, [name_of(ONE, FIRST, OLD_SET), again], [NEW_SET])[0]
+    missing = f"was signed with an evidence set that is missing: {OLD_SET}"
+    wanted = (Verdict.VALID, "as x.example/y:v1") if is_replaced else (Verdict.BROKEN, missing)
+    assert (first.verdict, first.message) == wanted
+
+
+def test_the_last_name_needs_its_set_and_must_be_of_this_image() -> None:
+    first, last = name_of(ONE, FIRST, OLD_SET), name_of(ONE, SECOND, NEW_SET)
+    nodes = judge_names(ONE, [first, last], [OLD_SET])
+    assert [node.verdict for node in nodes] == [Verdict.VALID, Verdict.BROKEN]
+    (node,) = judge_names(TWO, [last], [NEW_SET])
+    assert (node.verdict, node.message) == (Verdict.BROKEN, f"is about {ONE}, not about this")
+    assert judge_names(ONE, [name_of(ONE, FIRST)])[0].verdict is Verdict.VALID
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "verdict", "message"),
+    [
+        ([], [], Verdict.INCOMPLETE, f"no trusted signature names {ONE} (signed as nothing)"),
+        ([("v2", ONE, FIRST)], [], Verdict.INCOMPLETE, "(signed as x.example/y:v2)"),
+        ([("v1", TWO, FIRST)], [], Verdict.INCOMPLETE, "(signed as nothing)"),
+        ([], [("v1", TWO, FIRST)], Verdict.MOVED, f"moved after signing: builder signed {TWO}"),
+        ([], [("v2", TWO, FIRST)], Verdict.INCOMPLETE, "(signed as nothing)"),
+        ([("v1", ONE, FIRST)], [("v1", TWO, FIRST)], Verdict.MOVED, f"builder signed {TWO} under"),
+        ([("v1", ONE, FIRST)], [("v1", TWO, SECOND)], Verdict.MOVED, "moved back: builder signed"),
+        ([("v1", ONE, SECOND)], [("v1", TWO, FIRST)], Verdict.VALID, "signed under it at 2026-06"),
+        ([("v1", ONE, FIRST)], [("v2", TWO, SECOND)], Verdict.VALID, "signed under it at 2026-06"),
+        (
+            [("v1", ONE, FIRST), ("v1", ONE, THIRD)],
+            [("v1", TWO, SECOND)],
+            Verdict.VALID,
+            "11:00:00",
+        ),
+        ([("v1", ONE, None)], [], Verdict.VALID, "builder signed under it without a time"),
+        (
+            [("v1", ONE, None)],
+            [("v1", TWO, FIRST)],
+            Verdict.MOVED,
+            f"and {ONE} only without a time",
+        ),
+    ],
+)
+def test_a_tag_is_judged_by_the_last_names_under_it(
+    own: list[tuple[str, str, datetime]],
+    others: list[tuple[str, str, datetime]],
+    verdict: Verdict,
+    message: str,
+) -> None:
+    names, rest = (
+        [
+            name_of(digest, at).model_copy(update={"reference": f"x.example/y:{tag}"})
+            for tag, digest, at in given
+        ]
+        for given in (own, others)
+    )
+    node = judge_tag("x.example/y:v1", ONE, names, rest)
+    assert (node.title, node.verdict) == ("tag v1", verdict)
+    assert message in node.message

@@ -48,6 +48,16 @@ def test_the_ending_names_the_culprit() -> None:
     assert str(verdict_error(Node("alone", Verdict.STALE))) == "alone: stale"
 
 
+def test_only_broken_evidence_is_not_to_be_used_and_unsigned_evidence_holds() -> None:
+    warning = "Do not use it before you know why; the tree above shows where."
+    hints = {v: verdict_error(Node("x", v)) for v in Verdict if v is not Verdict.VALID}
+    assert [v for v, error in hints.items() if error and error.hint == warning] == [Verdict.BROKEN]
+    unsigned = Node("signature", Verdict.UNSIGNED, "nobody signed it")
+    assert str(verdict_error(Node("top", children=(GOOD, unsigned)))) == (
+        "top: valid but unsigned (signature: nobody signed it)"
+    )
+
+
 def test_every_bad_verdict_has_an_exit_code_of_its_own() -> None:
     bad = [v for v in Verdict if v is not Verdict.VALID]
     errors = [verdict_error(Node("x", verdict)) for verdict in bad]

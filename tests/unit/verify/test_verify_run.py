@@ -15,10 +15,10 @@ import pytest
 
 from pipeline.artifacts.attest.envelope import SUFFIX, enclose
 from pipeline.artifacts.attest.keys import LocalSigner, PrivateKey, make_private_key
-from pipeline.artifacts.attest.names import EVIDENCE_SET, REPORT, predicate_kind
+from pipeline.artifacts.attest.names import EVIDENCE_SET, HOST_FACTS, REPORT, predicate_kind
 from pipeline.artifacts.attest.statement import make_statement
 from pipeline.artifacts.oci.layout import export_layout
-from pipeline.core.errors import NumberChanged
+from pipeline.core.errors import EvidenceBroken, NumberChanged
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.evidence.verify.chain import VerifyContext
 from pipeline.evidence.verify.evidence import gather_envelopes
@@ -35,6 +35,7 @@ from pipeline.serving.bench.record import (
 )
 from pipeline.serving.bench.results.recompute import benchmark_statement
 from pipeline.serving.recipe import tiny
+from tests.makers import AMD64
 from tests.unit.bench.example_run import write_example
 from tests.unit.verify.world import NOW, WHEN, World, trust_in, trusted
 
@@ -320,6 +321,96 @@ def test_an_image_that_is_not_here_is_missing(folder: Path, world: World) -> Non
     assert "not in the store" in _find(node, "image").message
     assert "no lock here has the seal" in _find(node, "weights").message
     assert node.verdict is Verdict.INCOMPLETE
+
+
+def test_an_image_is_found_behind_others_and_behind_a_damaged_record(
+    folder: Path, world: World, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(world.store.root, root, symlinks=True)
+    store = type(world.store)(root)
+    (own,) = store.image_paths()
+    for name, data in {
+        "a": b"{}",
+        "b": own.read_bytes().replace(world.built.digest.encode(), tiny_digest().encode()),
+    }.items():
+        path = root / "images" / name / "linux-amd64" / "image.json"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data)
+    image = _find(_judged(folder, replace(world, store=store)), "image")
+    assert image.title == f"image engine {AMD64} {world.built.digest}"
+    assert image.part == "image"
+
+
+@pytest.mark.parametrize(
+    "inputs", [{"recipe": "sha256:" + "1" * 64}, {"recipe_name": "tiny"}, {"recipe": None}]
+)
+def test_half_of_what_names_a_recipe_names_none(
+    folder: Path, world: World, inputs: dict[str, str | None]
+) -> None:
+    write_run(folder, _with_inputs(read_run(folder), **inputs))
+    recipe = _find(_judged(folder, world), "recipe")
+    assert (recipe.title, recipe.message) == ("recipe", "the run was not served from a recipe")
+
+
+def _state_facts(path: Path) -> None:
+    statement = make_statement(path.name, sha256_of(path.read_bytes()), HOST_FACTS, {})
+    envelope = enclose(statement, [LocalSigner(KEY)])
+    path.with_name(f"{path.name}{SUFFIX}").write_bytes(envelope.dump())
+
+
+def test_facts_that_were_changed_under_their_statement_are_named(
+    folder: Path, world: World
+) -> None:
+    path = folder.parent / "facts.json"
+    was = sha256_of(path.read_bytes())
+    _state_facts(path)
+    path.write_text('{"host": "b"}')
+    facts = _find(_judged(folder, world), "host facts")
+    assert (facts.title, facts.verdict) == ("host facts facts.json", Verdict.CHANGED)
+    assert facts.message == f"has {sha256_of(path.read_bytes())}, the run names {was}"
+    path.unlink()  # then the statement is of nothing that is here
+    missing = _find(_judged(folder, world), "host facts")
+    assert missing.verdict is Verdict.INCOMPLETE
+    assert missing.message == f"{was} is in none of the folders here (--look-in DIR)"
+
+
+def test_a_run_may_name_its_facts_by_their_statement(folder: Path, world: World) -> None:
+    path = folder.parent / "facts.json"
+    _state_facts(path)
+    stated = path.with_name(f"{path.name}{SUFFIX}")
+    write_run(folder, _with_inputs(read_run(folder), host=sha256_of(stated.read_bytes())))
+    facts = _find(_judged(folder, world), "host facts")
+    assert facts.title == f"host facts {path} {sha256_of(path.read_bytes())}"
+    assert (facts.subject, facts.part) == (str(path), "host facts")
+    path.unlink()
+    facts = _find(_judged(folder, world), "host facts")
+    assert facts.message == "the facts are not beside their statement"
+
+
+@pytest.mark.parametrize(("files", "is_read"), [(4, True), (3, False)])
+def test_a_folder_of_too_many_files_is_not_searched_for_facts(
+    folder: Path, world: World, monkeypatch: pytest.MonkeyPatch, files: int, is_read: bool
+) -> None:
+    """The run and its statement, two files before the facts."""
+    monkeypatch.setattr("pipeline.evidence.verify.runs._MOST_FILES", files)
+    (folder.parent / "a.json").write_text("{}")
+    if is_read:
+        assert _find(_judged(folder, world), f"host facts {folder.parent / 'facts.json'}")
+    else:
+        with pytest.raises(EvidenceBroken, match=f"{folder.parent}: more than 3 files"):
+            _judged(folder, world)
+
+
+@pytest.mark.parametrize(("most", "is_read"), [(13, True), (12, False)])
+def test_a_file_that_is_too_large_for_facts_is_not_read(
+    folder: Path, world: World, monkeypatch: pytest.MonkeyPatch, most: int, is_read: bool
+) -> None:
+    assert (folder.parent / "facts.json").stat().st_size == 13
+    monkeypatch.setattr("pipeline.evidence.verify.runs._MOST_FACTS_BYTES", most)
+    facts = _find(_judged(folder, world), "host facts")
+    assert facts.title.startswith(f"host facts {folder.parent / 'facts.json'}") is is_read
+    assert ("is in none of the folders" in facts.message) is not is_read
 
 
 def test_a_damaged_image_in_the_store_breaks_the_chain(
