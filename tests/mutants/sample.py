@@ -12,6 +12,15 @@ from tests.docs.packages import PARTS
 from tests.mutants.changes import Mutant, mutants_of
 from tests.mutants.trials import CannotTest
 
+# These run a package by its commands, and so import nothing of it.
+BY_COMMAND = {
+    "evidence/verify": (
+        "tests/unit/cli/test_layers_from_registry.py",
+        "tests/unit/source/test_exported.py",
+        "tests/unit/weights/check/test_backing.py",
+    ),
+}
+
 
 def files_of(root: Path, room: str) -> list[str]:
     """The modules of a package: a folder of `pipeline/`, or one module of it."""
@@ -24,7 +33,7 @@ def files_of(root: Path, room: str) -> list[str]:
 
 
 def tests_of(root: Path, room: str) -> list[str]:
-    """The unit tests of a package, or those of the package it stands in, and all that import it."""
+    """The unit tests of a package, or of the one it stands in, and all that import or run it."""
     # tests/unit has a folder for each package, without the part that it belongs to
     part, _, below = room.partition("/")
     short = below if part in PARTS and below else room
@@ -36,7 +45,8 @@ def tests_of(root: Path, room: str) -> list[str]:
     imported = re.compile(rf"^\s*(from|import) pipeline\.{room.replace('/', '.')}\b", re.MULTILINE)
     files = (path for path in (root / "tests" / "unit").rglob("test_*.py"))
     others = [p.relative_to(root) for p in files if imported.search(p.read_text("utf-8"))]
-    return [str(own), *sorted(str(p) for p in others if not p.is_relative_to(own))]
+    others += [Path(name) for name in BY_COMMAND.get(room, ())]
+    return [str(own), *sorted({str(p) for p in others if not p.is_relative_to(own)})]
 
 
 def mutants_in(root: Path, files: Iterable[str]) -> list[Mutant]:

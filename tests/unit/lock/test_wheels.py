@@ -76,6 +76,7 @@ def chosen(*tags: str, platform: str = AMD64, version: str = "3.11") -> str:
         ("py2.py3-none-any", ["cp311-cp311-win_amd64", "cp311-cp311-macosx_11_0_arm64"]),
         ("2-py3-none-any", ["1-py3-none-any", "py3-none-any"]),
         ("10-py3-none-any", ["9-py3-none-any"]),
+        ("0-py3-none-any", ["py3-none-any"]),
     ],
 )
 def test_the_wheel_pip_would_take_is_chosen(best: str, others: list[str]) -> None:

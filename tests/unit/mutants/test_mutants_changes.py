@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants import sample
 from tests.mutants.accepted import Accepted, read_accepted
 from tests.mutants.changes import Mutant, changed_source, mutants_of
 from tests.unit.support import ROOT
@@ -124,3 +125,11 @@ def test_a_mutant_has_one_name_whatever_python_quotes_its_text_with() -> None:
 def test_an_accepted_mutant_is_one_of_the_code_as_it_is(entry: Accepted) -> None:
     source = (ROOT / entry.file).read_text(encoding="utf-8")
     assert entry.name in {mutant.name for mutant in mutants_of(entry.file, source)}
+
+
+@pytest.mark.parametrize("room", sample.BY_COMMAND)
+def test_tests_that_run_a_package_by_its_commands_are_chosen_and_there(room: str) -> None:
+    chosen = sample.tests_of(ROOT, room)
+    assert chosen[0] == f"tests/unit/{room.rpartition('/')[2]}"
+    assert set(sample.BY_COMMAND[room]) < set(chosen)
+    assert all((ROOT / name).exists() for name in chosen)

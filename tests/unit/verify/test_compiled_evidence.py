@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from pipeline.evidence.statements.evidence_set import verdict_of
 from pipeline.evidence.statements.image import image_statements
 from pipeline.evidence.statements.provenance import Provenance, read_provenance
 from pipeline.evidence.verify.trees import judge_trees, may_differ
-from pipeline.evidence.verify.verdict import Node, Verdict, show
+from pipeline.evidence.verify.verdict import Verdict, show
 from pipeline.images.spec.checkout import Checkout
 from tests.compiled import add_source, build_compiled, lock_source, source_spec, write_archive
-from tests.unit.verify.world import WHEN, World, rebuild_statement
+from tests.unit.verify.world import WHEN, World, reasons, rebuild_statement
 
 Body = dict[str, Any]
 Lie = Callable[[Body], None]
@@ -407,13 +406,6 @@ LIES: dict[Lie, list[str]] = {
         f"tools: tools.{NO_ARM64}",
     ],
 }
-
-
-def reasons(node: Node) -> list[str]:
-    """What is not valid, each once, without digests; a bill repeats what the record says."""
-    wrong = (n for n in node.every() if n.own is not Verdict.VALID)
-    texts = (f"{n.title}: {n.message}" for n in wrong if n.title != "bill of materials")
-    return list(dict.fromkeys(re.sub(r"(sha256:)?[0-9a-f]{64}", "…", text) for text in texts))
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -14,9 +14,10 @@ from pipeline.artifacts.attest.keys import make_private_key
 from pipeline.artifacts.attest.trust import Trust
 from pipeline.artifacts.store.store import open_store
 from pipeline.core.errors import UnknownFile
+from pipeline.evidence.statements.evidence_set import NAME as SET
 from pipeline.evidence.statements.image import image_statements
 from pipeline.evidence.statements.inventory import file_origin
-from pipeline.evidence.verify.verdict import Verdict, show
+from pipeline.evidence.verify.verdict import Node, Verdict, show
 from tests.makers import AMD64, Image, build, make_checkout, make_wheel
 from tests.testbed.foreign_image import (
     REPOSITORY,
@@ -30,7 +31,7 @@ from tests.testbed.foreign_image import (
 )
 from tests.testbed.tiny_registry import digest_of
 from tests.unit.assemble.test_on_a_foreign_base import spec_on
-from tests.unit.verify.world import WHEN, World, trusted
+from tests.unit.verify.world import WHEN, World, reasons, trusted
 
 IMAGE = foreign_image(
     system_layer(
@@ -168,17 +169,42 @@ def spec_none(body: dict[str, Any]) -> None:
     external["images"]["mine"]["spec"]["base"] = "root"
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [
-        *(leave_out, another_digest, another_index, another_name, fewer_layers, other_layers),
-        *(only_the_first_layer, another_config, two_bases, no_digest, spec_another, spec_none),
+def walk_with(world: World, name: str, lie: Lie) -> Node:
+    """The set lists the lie, too: nothing else may tell of it."""
+    kept = {key: e for key, e in world.envelopes().items() if key != SET}
+    return world.walk({**kept, name: world.lie(name, lie)}, trust=vouching(world)).node
+
+
+BASE, NOT_LOWEST = "base image team/base@…: ", "its layers are not at the bottom of this image"
+UNLOCKED = "locked: differs from the lock that the provenance names"
+SPEC_CHANGED = "images/mine/image.yaml: has changed since: base"
+LIES: dict[Lie, list[str]] = {
+    leave_out: ["base image: 1 in the specs, 0 recorded"],
+    another_digest: [
+        UNLOCKED,
+        "contents: unknown; a trust file can accept this digest under `bases`",
     ],
-)
+    another_index: [f"{BASE}the spec names …"],
+    another_name: [f"{BASE}is recorded as team/other of mine"],
+    fewer_layers: [f"{BASE}{NOT_LOWEST}"],
+    other_layers: [f"{BASE}{NOT_LOWEST}"],
+    only_the_first_layer: [UNLOCKED],
+    another_config: [UNLOCKED],
+    two_bases: ["base image: 1 in the specs, 2 recorded"],
+    no_digest: [
+        "predicate: provenance: pkg:oci/base@sha256%3A…?arch=amd64: has no digest",
+        "provenance: no statement names what it was made of",
+    ],
+    spec_another: [SPEC_CHANGED, f"{BASE}the spec names …"],
+    spec_none: [SPEC_CHANGED, "base image: 0 in the specs, 1 recorded"],
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
 def test_a_lie_about_the_base_is_found(world: World, lie: Lie) -> None:
-    envelopes = world.envelopes() | {"provenance": world.lie("provenance", lie)}
-    node = world.walk(envelopes, trust=vouching(world)).node
+    node = walk_with(world, "provenance", lie)
     assert node.verdict is Verdict.BROKEN, show(node)
+    assert reasons(node) == LIES[lie]
 
 
 def without_base(body: dict[str, Any]) -> None:
@@ -193,12 +219,20 @@ def other_hash(body: dict[str, Any]) -> None:
     body["predicate"]["components"][0]["hashes"][0]["content"] = "0" * 64
 
 
-@pytest.mark.parametrize("lie", [without_base, complete, other_hash])
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        (without_base, "leaves out pkg:oci/base@"),
+        (complete, "claims to be complete, but contains a base image"),
+        (other_hash, "lists pkg:oci/base@"),
+    ],
+)
 def test_a_bill_that_hides_the_base_or_calls_itself_complete_is_broken(
-    world: World, lie: Lie
+    world: World, lie: Lie, why: str
 ) -> None:
-    envelopes = world.envelopes() | {"sbom-cyclonedx": world.lie("sbom-cyclonedx", lie)}
-    assert world.walk(envelopes, trust=vouching(world)).node.verdict is Verdict.BROKEN
+    node = walk_with(world, "sbom-cyclonedx", lie)
+    assert node.verdict is Verdict.BROKEN
+    assert node.culprit().message.startswith(why)
 
 
 def test_an_SPDX_bill_without_the_base_is_broken(world: World) -> None:
@@ -206,8 +240,9 @@ def test_an_SPDX_bill_without_the_base_is_broken(world: World) -> None:
         kept = [p for p in body["predicate"]["packages"] if "BaseImage" not in p["SPDXID"]]
         body["predicate"]["packages"] = kept
 
-    envelopes = world.envelopes() | {"sbom-spdx": world.lie("sbom-spdx", hide)}
-    assert world.walk(envelopes, trust=vouching(world)).node.verdict is Verdict.BROKEN
+    node = walk_with(world, "sbom-spdx", hide)
+    assert node.verdict is Verdict.BROKEN
+    assert node.culprit().message.startswith("leaves out pkg:oci/base@")
 
 
 def test_another_base_in_the_lock_makes_the_evidence_stale(world: World, tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ import pytest
 
 from pipeline.artifacts.attest.envelope import Envelope, enclose
 from pipeline.artifacts.attest.keys import LocalSigner
+from pipeline.artifacts.attest.names import TEST_RESULT
+from pipeline.artifacts.attest.statement import state_about, subject
 from pipeline.core.model import sha256_of
 from pipeline.core.verdict import TestVerdict
 from pipeline.evidence.statements.results import read_run_result, run_predicate, run_statements
-from pipeline.evidence.verify.chain import VerifyContext, judge_statement
+from pipeline.evidence.verify.chain import VerifyContext, judge_ladder, judge_statement
 from pipeline.evidence.verify.evidence import read_item
 from pipeline.evidence.verify.verdict import Node, Verdict
 from pipeline.evidence.verify.walk import judge_image_run, judge_results
@@ -119,6 +121,36 @@ def test_a_run_alone_is_judged_by_its_form_and_verdict(world: World) -> None:
     assert judge_statement(item, context).node.verdict is Verdict.INCOMPLETE
     item = read_item("run", stated(world, a_start("failed")).dump())
     assert judge_statement(item, context).node.verdict is Verdict.BROKEN
+
+
+@pytest.mark.parametrize(
+    ("exchanges", "verdict", "message"),
+    [
+        (b"asked and answered", Verdict.VALID, "these bytes"),
+        (b"edited", Verdict.BROKEN, f"has {sha256_of(b'edited')}, which was not stated"),
+        (None, Verdict.INCOMPLETE, "is not beside the result"),
+    ],
+)
+@pytest.mark.parametrize("name", ["exchanges.jsonl", "quality-exchanges.jsonl"])
+def test_a_ladder_needs_the_exchanges_that_were_stated_with_it(
+    world: World, tmp_path: Path, name: str, exchanges: bytes | None, verdict: Verdict, message: str
+) -> None:
+    result, context = tmp_path / "smoke.json", VerifyContext(world.trust, None, NOW)
+    result.write_bytes(b"passed")
+    if exchanges is not None:
+        (tmp_path / name).write_bytes(exchanges)
+    about = [subject("smoke.json", sha256_of(b"passed"))]
+    about.append(subject(name, sha256_of(b"asked and answered")))
+    statement = state_about(about, TEST_RESULT, run_predicate(a_ladder()), WHEN)
+    items = [read_item("smoke", enclose(statement, [LocalSigner(world.key)]).dump())]
+    node = judge_ladder(result, items, context, name).node
+    assert [n.title for n in node.children] == ["test-result (smoke)", name]
+    assert (node.children[1].verdict, node.children[1].message) == (verdict, message)
+    # a statement of another result speaks of no exchanges
+    result.write_bytes(b"failed")
+    last = judge_ladder(result, items, context, name).node.children[1]
+    assert last.verdict is (Verdict.INCOMPLETE if exchanges is None else Verdict.BROKEN)
+    assert judge_ladder(result, [], context, name).node.message == "there is no evidence for it"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ from pipeline.evidence.statements.evidence_set import set_statement
 from pipeline.evidence.statements.image import image_statements, record_rebuild
 from pipeline.evidence.verify.artifact import Artifact, open_image
 from pipeline.evidence.verify.evidence import EvidenceItem, read_item
-from pipeline.evidence.verify.verdict import Node
+from pipeline.evidence.verify.verdict import Node, Verdict
 from pipeline.evidence.verify.walk import JudgedEvidence, walk_evidence
 from pipeline.images.assemble.image import Built
 from pipeline.images.gate.evidence import Evidence, EvidenceRow, GateKind, keep_evidence
@@ -175,6 +176,13 @@ class World:
     def checkout_copy(self, to: Path) -> Checkout:
         shutil.copytree(self.checkout.root, to / "checkout")
         return Checkout(to / "checkout")
+
+
+def reasons(node: Node) -> list[str]:
+    """What is not valid, each once, without digests; a bill repeats what the record says."""
+    wrong = (n for n in node.every() if n.own is not Verdict.VALID)
+    texts = (f"{n.title}: {n.message}" for n in wrong if n.title != "bill of materials")
+    return list(dict.fromkeys(re.sub(r"(sha256:)?[0-9a-f]{64}", "…", text) for text in texts))
 
 
 def sign_bytes(payload: bytes, key: PrivateKey) -> Envelope:
