@@ -31,7 +31,7 @@ from tests.testbed.foreign_image import (
 )
 from tests.testbed.tiny_registry import digest_of
 from tests.unit.assemble.test_on_a_foreign_base import spec_on
-from tests.unit.verify.world import WHEN, World, reasons, trusted
+from tests.unit.verify.world import WHEN, World, reasons, texts, trusted
 
 IMAGE = foreign_image(
     system_layer(
@@ -94,7 +94,18 @@ def test_a_base_that_nobody_vouches_for_is_incomplete_never_valid(world: World) 
 def test_a_base_that_the_trust_file_takes_as_published_is_valid(world: World, digest: str) -> None:
     node = world.walk(trust=vouching(world, digest)).node
     assert node.verdict is Verdict.VALID, show(node)
-    assert "accepted as published: read and scanned by us" in show(node)
+    said = texts(node.every())
+    contents = "contents: accepted as published: read and scanned by us"
+    assert said[said.index("locked") - 1 : said.index("locked") + 5] == [
+        "base image team/base@…: its 2 layers at the bottom, unchanged",
+        "locked",
+        contents,
+        "1 wheel: locked, and in a layer of this image",
+        "pkg-1.0-py3-none-any.whl",
+        "0 Debian packages",
+    ]
+    rest = "1 package and a base image whose contents are not listed"
+    assert said.count(f"bill of materials: {rest}, the same as in the provenance") == 2
 
 
 def test_vouching_for_another_base_does_not_help(world: World) -> None:
@@ -256,6 +267,15 @@ def test_another_base_in_the_lock_makes_the_evidence_stale(world: World, tmp_pat
     make_checkout(checkout.root, Image(spec, files={"tool": "new\n"}, base_image=other))
     node = world.walk(trust=vouching(world), checkout=checkout).node
     assert node.verdict is Verdict.STALE, show(node)
+    moved = ["mine: was …, is …", "pkg-1.0-py3-none-any.whl: is no longer locked"]
+    assert reasons(node) == [SPEC_CHANGED, *moved]
+    # the same name, but other bytes under it
+    config = other.config.model_copy(update={"digest": f"sha256:{'0' * 64}"})
+    newer = other.model_copy(update={"repository": REPOSITORY, "config": config})
+    spec["base"] = f"{REPOSITORY}@{digest_of(INDEX)}"
+    make_checkout(checkout.root, Image(spec, files={"tool": "new\n"}, base_image=newer))
+    node = world.walk(trust=vouching(world), checkout=checkout).node
+    assert reasons(node) == [moved[0], "locked: another base is locked now", moved[1]]
 
 
 @pytest.mark.parametrize(

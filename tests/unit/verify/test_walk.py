@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pipeline import __version__
 from pipeline.artifacts.attest.envelope import Signature, countersigned, enclose
 from pipeline.artifacts.attest.keys import LocalSigner, key_id
 from pipeline.artifacts.attest.names import REPORT, WEIGHTS
@@ -25,7 +26,7 @@ from pipeline.images.gate.evidence import ImageGates
 from pipeline.images.lock.model import read_lock, sealed_lock, write_lock
 from pipeline.images.spec.checkout import Checkout
 from tests.makers import AMD64
-from tests.unit.verify.world import NOW, WHEN, World, evidence, trust_in, trusted
+from tests.unit.verify.world import NOW, WHEN, World, evidence, texts, trust_in, trusted
 
 
 def test_good_evidence_is_valid(world: World) -> None:
@@ -34,6 +35,65 @@ def test_good_evidence_is_valid(world: World) -> None:
     kinds = [b.kind for b in walked.believed]
     tests = ["test-result", "test-result"]
     assert kinds == ["provenance", "cyclonedx", "spdx", *tests, "rebuild", "evidence-set"]
+
+
+SIGNED = ["signature: by builder; stated 2026-05-31 08:00:00 UTC by its own clock"]
+SIGNED += ["subject: these bytes"]
+MADE = [
+    "provenance (provenance)",
+    *SIGNED,
+    "layers: 4, of which 1 of its base",
+    "manifest's annotations: the same image, lock and format",
+    f"builder: urn:sm120-pipeline:builder:local, sm120-pipeline {__version__}, code …",
+]
+COMPARED = [
+    *("spec", "images/engine/image.yaml", "images/root/image.yaml", "locks", "root", "engine"),
+    *("golden digest", "2 wheels: locked, and in a layer of this image"),
+    *("other-1.0-py3-none-any.whl", "pkg-1.0-py3-none-any.whl"),
+    "2 Debian packages: locked, and in a layer of this image",
+    *("more_1.0_amd64.deb", "tool_1.0_amd64.deb", "nothing left out"),
+    *("1 patch, 1 file of the checkout", "images/engine/serve.py"),
+    "images/engine/patches/0001.patch",
+]
+BILL, COUNTS = (
+    "bill of materials: 4 packages, the same as in the provenance",
+    "2 passed, 0 accepted",
+)
+REST = [
+    *("cyclonedx (sbom-cyclonedx)", *SIGNED, BILL, "spdx (sbom-spdx)", *SIGNED, BILL),
+    *("test-result (gate-smem-sm_120)", *SIGNED, f"gate smem on sm_120: {COUNTS}"),
+    *("test-result (gate-patches-sm_120)", *SIGNED, f"gate patches on sm_120: {COUNTS}"),
+    *("rebuild (rebuild)", *SIGNED, "rebuild: the same digest again, by …"),
+    *("evidence-set (evidence-set)", *SIGNED),
+    "all its evidence: 6 statements, as in the set that builder signed",
+]
+
+
+def test_good_evidence_says_what_was_compared(world: World) -> None:
+    assert texts(world.walk().node.every()) == ["it …", *MADE, *COMPARED, *REST]
+    alone = texts(world.walk(checkout=None).node.every())
+    assert alone[1 : len(MADE) + 1] == MADE
+    assert alone[len(MADE) + 2 :] == REST
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_lock_that_moved_or_is_gone_changes_nothing_else(
+    world: World, tmp_path: Path, is_gone: bool
+) -> None:
+    checkout = world.checkout_copy(tmp_path)
+    if is_gone:
+        checkout.lock_path("engine", AMD64).unlink()
+        other = wheel = ": not compared: its lock is missing"
+        lock, debs = ": engine.amd64.lock.yaml: there is no such lock", ""
+    else:
+        move_lock(checkout)
+        other, wheel, lock = "", ": is no longer locked", ": was …, is …"
+        debs = ": locked, and in a layer of this image"
+    said = texts(world.walk(checkout=checkout).node.children[0].every())[len(MADE) :]
+    changes = {"engine": lock, "other-1.0-py3-none-any.whl": other}
+    changes |= {"pkg-1.0-py3-none-any.whl": wheel, "2 wheels": "", "2 Debian packages": debs}
+    plain = [each.partition(": ")[0] for each in COMPARED]
+    assert said == [f"{title}{changes.get(title, '')}" for title in plain]
 
 
 def test_packages_that_are_as_locked_are_counted_and_not_shown_one_by_one(world: World) -> None:

@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -178,11 +178,16 @@ class World:
         return Checkout(to / "checkout")
 
 
+def texts(nodes: Iterable[Node]) -> list[str]:
+    """What checks say, without digests."""
+    said = (f"{n.title}: {n.message}" if n.message else n.title for n in nodes)
+    return [re.sub(r"(sha256:)?([0-9a-f]{64}|[0-9a-f]{12}…)", "…", text) for text in said]
+
+
 def reasons(node: Node) -> list[str]:
-    """What is not valid, each once, without digests; a bill repeats what the record says."""
+    """What is not valid, each once; a bill repeats what the record says."""
     wrong = (n for n in node.every() if n.own is not Verdict.VALID)
-    texts = (f"{n.title}: {n.message}" for n in wrong if n.title != "bill of materials")
-    return list(dict.fromkeys(re.sub(r"(sha256:)?[0-9a-f]{64}", "…", text) for text in texts))
+    return list(dict.fromkeys(texts(n for n in wrong if n.title != "bill of materials")))
 
 
 def sign_bytes(payload: bytes, key: PrivateKey) -> Envelope:
