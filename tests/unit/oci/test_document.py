@@ -12,10 +12,16 @@ from pipeline.artifacts.oci.document import (
     OCI_INDEX,
     OCI_MANIFEST,
     TITLE,
+    Descriptor,
+    as_descriptor,
+    descriptor_json,
+    index_json,
+    read_descriptor,
     read_document,
     read_document_json,
 )
 from pipeline.core.errors import RegistryBroken
+from pipeline.core.model import sha256_of
 from tests.unit.registry.support import EMPTY_INDEX, manifest_json
 
 GOOD = manifest_json(b"config", b"layer")
@@ -33,6 +39,85 @@ def test_a_manifest_is_read_with_its_parts() -> None:
 
 def test_an_index_is_read() -> None:
     assert read(EMPTY_INDEX, OCI_INDEX).kind == "index"
+
+
+DIGESTS = [f"sha256:{digit * 64}" for digit in "abc"]
+PLAIN = {"mediaType": "x/y", "digest": DIGESTS[0], "size": 0}
+WHOLE = {
+    **PLAIN,
+    "artifactType": "z/w",
+    "platform": {"os": "linux", "architecture": "arm", "variant": "v7"},
+    "annotations": {"a": "b"},
+}
+
+
+def test_a_descriptor_is_written_as_it_was_read() -> None:
+    read_back = read_descriptor(WHOLE)
+    assert read_back == Descriptor(
+        media_type="x/y",
+        digest=DIGESTS[0],
+        size_bytes=0,
+        artifact_type="z/w",
+        platform="linux/arm/v7",
+        annotations={"a": "b"},
+    )
+    assert descriptor_json(read_back) == WHOLE
+    assert descriptor_json(read_descriptor(PLAIN)) == PLAIN
+    assert as_descriptor(WHOLE) == as_descriptor(read_back) == read_back
+    odd = {"platform": "linux", "artifactType": 5, "annotations": None, "more": 1}
+    assert descriptor_json(read_descriptor({**PLAIN, **odd})) == PLAIN
+    assert read_descriptor({**PLAIN, "platform": {"variant": ""}}).platform is None
+    assert read_descriptor({**PLAIN, "platform": {"os": "linux"}}).platform == "linux"
+
+
+def test_an_index_is_written_in_one_way() -> None:
+    entries = [read_descriptor(PLAIN)]
+    start, rest = b'{"manifests":[{"digest":"', b'","mediaType":"x/y","size":0}],"mediaType":"'
+    end = b'","schemaVersion":2}'
+    body = start + DIGESTS[0].encode() + rest + OCI_INDEX.encode() + end
+    assert index_json(entries) == body
+    assert index_json(entries, {"a": "b"}) == b'{"annotations":{"a":"b"},' + body[1:]
+    assert read_document(index_json(entries)).manifests == tuple(entries)
+
+
+def test_everything_that_a_manifest_says_is_kept() -> None:
+    layers = [{**PLAIN, "digest": digest} for digest in (DIGESTS[1], DIGESTS[2], DIGESTS[1])]
+    given = changed(config=PLAIN, layers=layers, subject=WHOLE, artifactType="q/r")
+    document = read({**given, "annotations": {"k": "v"}})
+    assert (document.media_type, document.kind) == (OCI_MANIFEST, "manifest")
+    assert document.config == read_descriptor(PLAIN)
+    assert [layer.digest for layer in document.layers] == [DIGESTS[i] for i in (1, 2, 1)]
+    assert [blob.digest for blob in document.blobs] == DIGESTS
+    assert (document.subject, document.artifact_type) == (read_descriptor(WHOLE), "q/r")
+    assert (document.annotations, document.manifests) == ({"k": "v"}, ())
+    assert descriptor_json(document.descriptor) == {
+        "mediaType": OCI_MANIFEST,
+        "digest": sha256_of(document.data),
+        "size": len(document.data),
+    }
+    assert document.part(DIGESTS[1]) == "layer 1 of 3"
+    assert document.part(DIGESTS[2]) == "layer 2 of 3"
+
+
+@pytest.mark.parametrize(
+    ("own", "claimed", "wanted"),
+    [
+        (None, "", OCI_MANIFEST),
+        (None, f" {DOCKER_MANIFEST.upper()} ; charset=utf-8", DOCKER_MANIFEST),
+        (DOCKER_MANIFEST, "", DOCKER_MANIFEST),
+        (DOCKER_MANIFEST, "application/octet-stream", DOCKER_MANIFEST),
+        (OCI_MANIFEST, OCI_MANIFEST, OCI_MANIFEST),
+    ],
+)
+def test_a_manifest_has_the_type_it_states_or_else_the_one_it_is_sent_as(
+    own: str | None, claimed: str, wanted: str
+) -> None:
+    assert read(changed(mediaType=own), claimed).media_type == wanted
+
+
+def test_a_document_may_have_a_thousand_parts() -> None:
+    assert len(read(changed(layers=[GOOD["config"]] * 1000)).layers) == 1000
+    assert len(read({**EMPTY_INDEX, "manifests": [PLAIN] * 1000}).manifests) == 1000
 
 
 def test_a_part_is_called_what_it_is() -> None:
@@ -57,7 +142,11 @@ def changed(**changes: Any) -> dict[str, Any]:
     [
         ([], "", "not a JSON object"),
         ("text", "", "not a JSON object"),
-        (changed(schemaVersion=1), "", "schema version"),
+        (changed(schemaVersion=1), "", "Docker's schema version 1, which is no longer supported"),
+        (changed(schemaVersion=3), "", "has an unknown schema version"),
+        ({**EMPTY_INDEX, "config": {}}, "", "as a manifest and as an index"),
+        ({**EMPTY_INDEX, "fsLayers": []}, "", "as a manifest and as an index"),
+        (changed(mediaType=None), "text/html", "is a manifest that calls itself 'text/html'"),
         (changed(manifests=[]), "", "as a manifest and as an index"),
         ({**EMPTY_INDEX, "layers": []}, "", "as a manifest and as an index"),
         (changed(mediaType=OCI_INDEX), "", "calls itself"),

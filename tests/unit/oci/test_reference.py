@@ -29,47 +29,83 @@ def test_a_name_is_taken_apart_and_put_together_again(
     assert str(reference) == text
 
 
+ODD, NO_REPOSITORY = "characters that are not allowed", "names no repository after a registry"
+NO_REGISTRY, WRONG = "does not begin with a registry", "is not a repository name"
+NO_TAG, NO_DIGEST = "is not a tag", "is not a sha256 digest"
+LABEL = "a" * 60
+HOW = "Write REGISTRY/REPOSITORY, such as registry.example/library/python."
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", NO_REPOSITORY),
+        ("app", NO_REPOSITORY),
+        ("team/app", NO_REGISTRY),  # nothing is assumed
+        ("reg.example", NO_REPOSITORY),
+        ("reg.example/", WRONG),
+        ("reg.example/App", WRONG),
+        ("reg.example/a//b", WRONG),
+        ("reg.example/../etc", WRONG),
+        ("reg.example/a/./b", WRONG),
+        ("reg.example/a.-b", WRONG),
+        ("reg.example/a___b", WRONG),
+        ("reg.example/app:", NO_TAG),
+        ("reg.example/app:-v", NO_TAG),
+        ("reg.example/app:" + "v" * 129, NO_TAG),
+        ("reg.example/app:v 1", ODD),
+        ("reg.example/app@sha256:abc", NO_DIGEST),
+        ("reg.example/app@sha512:" + "a" * 128, NO_DIGEST),
+        ("reg.example/app@" + DIGEST.upper(), NO_DIGEST),
+        ("reg.example/app@" + DIGEST + "\n", ODD),
+        ("reg.example/app@", NO_DIGEST),
+        ("reg.example:99999/app", NO_REGISTRY),
+        ("reg.example:65536/app", NO_REGISTRY),
+        ("-reg.example/app", NO_REGISTRY),
+        ("user:password@reg.example/app", "has a user name or password in it"),
+        ("https://reg.example/app", "is an address, not a name"),
+        ("reg.example/app?x=1", WRONG),
+        (f"reg.example/{LABEL}/{LABEL}/{LABEL}/{LABEL}xx", WRONG),
+        ("rég.example/app", ODD),
+        ("reg.example/app\x00", ODD),
+    ],
+)
+def test_what_is_no_name_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ReferenceInvalid, match=why):
+        parse_reference(text)
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "app",
-        "team/app",  # no registry: nothing is assumed
-        "reg.example",
-        "reg.example/",
-        "reg.example/App",
-        "reg.example/a//b",
-        "reg.example/../etc",
-        "reg.example/a/./b",
-        "reg.example/a.-b",
-        "reg.example/a___b",
-        "reg.example/app:",
-        "reg.example/app:-v",
-        "reg.example/app:" + "v" * 129,
-        "reg.example/app:v 1",
-        "reg.example/app@sha256:abc",
-        "reg.example/app@sha512:" + "a" * 128,
-        "reg.example/app@" + DIGEST.upper(),
-        "reg.example/app@" + DIGEST + "\n",
-        "reg.example:99999/app",
-        "user:password@reg.example/app",
-        "https://reg.example/app",
-        "reg.example/app?x=1",
-        "reg.example/" + "a" * 300,
-        "rég.example/app",
-        "reg.example/app\x00",
+        "reg.example:65535/app",
+        "reg.example/app:" + "v" * 128,
+        f"reg.example/{LABEL}/{LABEL}/{LABEL}/{LABEL}",  # 11 and 243 characters
+        f"reg.example:1/{LABEL}/{LABEL}/{LABEL}/{LABEL[2:]}x",  # 255 in all
     ],
 )
-def test_what_is_no_name_is_refused(text: str) -> None:
-    with pytest.raises(ReferenceInvalid):
-        parse_reference(text)
+def test_a_name_may_be_as_long_as_this(text: str) -> None:
+    assert str(parse_reference(text)) == text
+
+
+def test_docker_s_own_name_stands_for_where_its_registry_answers() -> None:
+    assert parse_reference("docker.io/library/python").host_port == "registry-1.docker.io"
+    assert parse_reference("reg.example:5000/app").host_port == "reg.example:5000"
 
 
 def test_a_repository_has_neither_tag_nor_digest() -> None:
     assert parse_repository("reg.example/app").repository == "app"
     for text in ("reg.example/app:v1", f"reg.example/app@{DIGEST}"):
-        with pytest.raises(ReferenceInvalid):
+        with pytest.raises(ReferenceInvalid, match="and a repository is wanted") as caught:
             parse_repository(text)
+        assert caught.value.hint == HOW
+    with pytest.raises(ReferenceInvalid, match="names no repository") as caught:
+        parse_repository("app")
+    assert caught.value.hint == HOW
+    # a hint that says more stays
+    with pytest.raises(ReferenceInvalid, match="is an address") as caught:
+        parse_repository("https://reg.example/app")
+    assert caught.value.hint.startswith("Leave out what stands before")
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:5000", "127.8.9.1", "[::1]:5000"])

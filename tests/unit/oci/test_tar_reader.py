@@ -17,8 +17,15 @@ from hypothesis import strategies as st
 
 from pipeline.artifacts.oci.document import GZIP_LAYER
 from pipeline.artifacts.oci.record import FileRow
-from pipeline.artifacts.oci.tar_reader import TarStream, open_layer
-from pipeline.core.errors import CorruptArchive, HostileArchive
+from pipeline.artifacts.oci.tar_reader import (
+    TarStream,
+    header_name,
+    header_size,
+    open_layer,
+    padding,
+    read_number,
+)
+from pipeline.core.errors import CorruptArchive, HostileArchive, StoreDamaged
 from tests.growth import grows_linearly
 from tests.testbed.foreign_image import PLAIN_LAYER, Thing, folder, link, tar_of
 
@@ -100,26 +107,142 @@ def test_a_name_that_is_no_UTF8_is_kept_apart() -> None:
     assert read(bytes(broken))[0][0][0].path == r"a\xffb"
 
 
+NO_KIND, NO_NUMBER = (
+    "a: a tar entry of a kind that layers do not have",
+    "not a number in a pax header",
+)
+LONGEST = 1 << 16
+
+
 @pytest.mark.parametrize(
-    ("thing", "error"),
+    ("thing", "error", "why"),
     [
-        (Thing("a", pax={"GNU.sparse.major": "1"}), CorruptArchive),
-        (Thing("a", kind=b"S"), CorruptArchive),
-        (Thing("a", kind=b"V"), CorruptArchive),
-        (Thing("a", pax={"size": "-1"}), CorruptArchive),
-        (Thing("a", pax={"uid": "9" * 30}), CorruptArchive),
-        (Thing("a", pax={"size": "999999999999"}), CorruptArchive),
-        (Thing("a", pax={"uid": str(2**32 - 1)}), CorruptArchive),
-        (Thing("a", pax={"gid": str(2**40)}), CorruptArchive),
-        (Thing("a", pax={"path": "x" * 70_000}), HostileArchive),
-        (Thing("a", kind=b"2", pax={"linkpath": "x" * 70_000}), HostileArchive),
-        (Thing("a", pax={"path": "../../x"}), HostileArchive),
-        (Thing("a", kind=b"1", pax={"linkpath": "/../x"}), HostileArchive),
+        (Thing("a", pax={"GNU.sparse.major": "1"}), CorruptArchive, NO_KIND),
+        (Thing("a", kind=b"S"), CorruptArchive, f"{NO_KIND}: b'S'"),
+        (Thing("a", kind=b"V"), CorruptArchive, NO_KIND),
+        (Thing("a", pax={"size": "-1"}), CorruptArchive, f"{NO_NUMBER}: '-1'"),
+        (Thing("a", pax={"size": "٣"}), CorruptArchive, NO_NUMBER),
+        (Thing("a", pax={"uid": "9" * 30}), CorruptArchive, NO_NUMBER),
+        (Thing("a", pax={"uid": "0" * 19}), CorruptArchive, NO_NUMBER),
+        (Thing("a", pax={"size": "999999999999"}), CorruptArchive, "it: the tar archive ends too"),
+        (
+            Thing("a", pax={"uid": str(2**32 - 1)}),
+            CorruptArchive,
+            "a: belongs to 4294967295, which",
+        ),
+        (Thing("a", pax={"gid": str(2**40)}), CorruptArchive, "a: belongs to 1099511627776, which"),
+        (Thing("a", pax={"path": "x" * LONGEST}), HostileArchive, "it: a path of 65537 bytes"),
+        (
+            Thing("a", kind=b"2", pax={"linkpath": "x" * 70_000}),
+            HostileArchive,
+            "it: a linkpath of",
+        ),
+        (Thing("a", pax={"path": "../../x"}), HostileArchive, "'../../x' leaves the image"),
+        (Thing("a", kind=b"1", pax={"linkpath": "/../x"}), HostileArchive, "'/../x' leaves the"),
     ],
 )
-def test_what_layers_do_not_have_is_refused(thing: Thing, error: type[Exception]) -> None:
-    with pytest.raises(error):
+def test_what_layers_do_not_have_is_refused(thing: Thing, error: type[Exception], why: str) -> None:
+    with pytest.raises(error, match=why):
         read(tar_of(thing))
+
+
+@pytest.mark.parametrize(
+    ("pax", "wanted"),
+    [
+        ({"uid": "0" * 17 + "7"}, ("a", 7, 0)),
+        ({"uid": str(2**32 - 2), "gid": str(2**32 - 2)}, ("a", 2**32 - 2, 2**32 - 2)),
+        ({"path": "x" * (LONGEST - 1)}, ("x" * (LONGEST - 1), 0, 0)),
+    ],
+)
+def test_what_is_just_within_bounds_is_read(
+    pax: dict[str, str], wanted: tuple[str, int, int]
+) -> None:
+    ((row, _),) = read(tar_of(Thing("a", pax=pax)))[0]
+    assert (row.path, row.uid, row.gid) == wanted
+
+
+@pytest.mark.parametrize(("flag", "what"), [(b"L", "name"), (b"K", "name"), (b"x", "pax header")])
+def test_a_long_name_or_header_has_a_bound(flag: bytes, what: str) -> None:
+    info = tarfile.TarInfo("long")
+    most = LONGEST if what == "name" else 4 << 20
+    for size, why in ((most + 1, f"it: a {what} of {most + 1} bytes"), (most, "ends too early")):
+        info.type, info.size = flag, size
+        with pytest.raises((HostileArchive, CorruptArchive), match=why):
+            read(info.tobuf(tarfile.GNU_FORMAT))
+
+
+def test_an_old_archive_s_folder_is_a_file_whose_name_ends_with_a_slash() -> None:
+    data = bytearray(tar_of(Thing("a/", b""), Thing("b", b""), form=tarfile.USTAR_FORMAT))
+    for at in (0, 512):
+        data[at + 156 : at + 157] = b"\0"
+        data[at + 148 : at + 156] = b" " * 8
+        data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
+    assert [(row.path, row.kind) for row, _ in read(bytes(data))[0]] == [
+        ("a", "dir"),
+        ("b", "file"),
+    ]
+
+
+def test_a_long_name_of_POSIX_is_put_together() -> None:
+    name = f"{'p' * 120}/{'n' * 90}"
+    block = tar_of(Thing(name, b""), form=tarfile.USTAR_FORMAT)[:512]
+    assert header_name(block) == name.encode()
+    gnu = block[:257] + b"ustar  \0" + block[265:]  # there the field holds times
+    assert header_name(gnu) == b"n" * 90
+
+
+def test_a_header_s_numbers_are_octal_or_binary_and_its_checksum_counts() -> None:
+    assert read_number(b"0000644\0") == 0o644
+    assert (read_number(b"\0" * 8), read_number(b"  7 \0")) == (0, 7)
+    assert read_number(b"\x80" + (1 << 40).to_bytes(11)) == 1 << 40
+    with pytest.raises(CorruptArchive, match="not a number in a tar header: b'0000648"):
+        read_number(b"0000648\0")
+    block = tar_of(Thing("a", b"x" * 700))[:512]
+    assert header_size(block) == 700
+    with pytest.raises(CorruptArchive, match="a tar header's checksum is wrong"):
+        header_size(b"b" + block[1:])
+    assert [len(padding(n)) for n in (0, 1, 511, 512, 513)] == [0, 511, 1, 0, 511]
+
+
+def test_only_zeros_may_follow_the_end_and_they_count() -> None:
+    data = tar_of(Thing("a", b"x")) + b"\0" * 5000
+    assert read(data)[1] == f"sha256:{hashlib.sha256(data).hexdigest()}"
+    for more in (b"x", b"\0" * 5000 + b"x"):
+        with pytest.raises(CorruptArchive, match="it: bytes follow the end of the tar archive"):
+            read(data + more)
+
+
+def test_a_layer_has_a_bound_of_entries_and_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tar_of(Thing("a"), Thing("b"))
+    place = "pipeline.artifacts.oci.tar_reader"
+    monkeypatch.setattr(f"{place}._MOST_ENTRIES", 3)  # the last is the end itself
+    monkeypatch.setattr(f"{place}._MOST_BYTES", len(data))
+    assert len(read(data)[0]) == 2
+    with pytest.raises(HostileArchive, match=f"it: unpacks to more than {len(data)} bytes"):
+        read(data + b"\0")
+    monkeypatch.setattr(f"{place}._MOST_ENTRIES", 2)
+    with pytest.raises(HostileArchive, match="it: holds more than 2 entries"):
+        read(data)
+
+
+def test_a_blob_that_is_missing_cut_or_no_gzip_says_so(tmp_path: Path) -> None:
+    blob, heard = tmp_path / "blob", list[int]()
+    with pytest.raises(StoreDamaged, match="the layer sha256:blob: not in the store"):
+        with open_layer(blob, GZIP_LAYER):
+            pass
+    packed = gzip.compress(GOOD)
+    for data, why in (
+        (packed[: len(packed) // 2], "its gzip stream ends too early"),
+        (b"no gzip at all", "cannot be inflated"),
+    ):
+        blob.write_bytes(data)
+        with pytest.raises(CorruptArchive, match=f"the layer sha256:blob: {why}"):
+            with open_layer(blob, GZIP_LAYER) as stream:
+                list(stream.entries())
+    blob.write_bytes(packed)
+    with open_layer(blob, GZIP_LAYER, heard.append) as stream:
+        list(stream.entries())
+    assert sum(heard) == len(packed)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +264,7 @@ def test_a_damaged_pax_header_is_refused(body: bytes) -> None:
     info = tarfile.TarInfo("pax")
     info.type, info.size = tarfile.XHDTYPE, len(body)
     head = info.tobuf(tarfile.USTAR_FORMAT) + body.ljust(512, b"\0")
-    with pytest.raises(CorruptArchive):
+    with pytest.raises(CorruptArchive, match="it: a pax header is damaged"):
         read(head + tar_of(Thing("a")))
 
 
@@ -191,7 +314,10 @@ def test_the_last_of_several_pax_headers_counts() -> None:
 def test_an_empty_blob_is_no_layer(tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(b"")
     for kind in (GZIP_LAYER, PLAIN_LAYER):
-        with pytest.raises(CorruptArchive), open_layer(tmp_path / "blob", kind) as stream:
+        with (
+            pytest.raises(CorruptArchive, match="ends too early"),
+            open_layer(tmp_path / "blob", kind) as stream,
+        ):
             list(stream.entries())
 
 
