@@ -227,18 +227,22 @@ def test_a_layer_has_a_bound_of_entries_and_of_bytes(monkeypatch: pytest.MonkeyP
 
 def test_a_blob_that_is_missing_cut_or_no_gzip_says_so(tmp_path: Path) -> None:
     blob, heard = tmp_path / "blob", list[int]()
-    with pytest.raises(StoreDamaged, match="the layer sha256:blob: not in the store"):
-        with open_layer(blob, GZIP_LAYER):
-            pass
+    with (
+        pytest.raises(StoreDamaged, match="the layer sha256:blob: not in the store"),
+        open_layer(blob, GZIP_LAYER),
+    ):
+        pass
     packed = gzip.compress(GOOD)
     for data, why in (
         (packed[: len(packed) // 2], "its gzip stream ends too early"),
         (b"no gzip at all", "cannot be inflated"),
     ):
         blob.write_bytes(data)
-        with pytest.raises(CorruptArchive, match=f"the layer sha256:blob: {why}"):
-            with open_layer(blob, GZIP_LAYER) as stream:
-                list(stream.entries())
+        with (
+            pytest.raises(CorruptArchive, match=f"the layer sha256:blob: {why}"),
+            open_layer(blob, GZIP_LAYER) as stream,
+        ):
+            list(stream.entries())
     blob.write_bytes(packed)
     with open_layer(blob, GZIP_LAYER, heard.append) as stream:
         list(stream.entries())
