@@ -491,11 +491,10 @@ def test_a_file_is_completed_from_what_is_there(
 
 
 def test_a_file_of_other_bytes_is_not_kept(tmp_path: Path) -> None:
-    gauge, answers = Counted(), [Sent(200, b"x" * 10)]
-    partial = tmp_path / "partial"
-    got = download_blob(
-        lambda _: answers.pop(), partial, DIGEST, 10, gauge, RetryPolicy(Waits(), 0.0)
-    )  # type: ignore[arg-type, return-value]
+    gauge, partial = Counted(), tmp_path / "partial"
+    answers: list[Any] = [Sent(200, b"x" * 10)]
+    policy = RetryPolicy(Waits(), 0.0)
+    got = download_blob(lambda _: answers.pop(), partial, DIGEST, 10, gauge, policy)
     assert got == f"sha256:{hashlib.sha256(b'x' * 10).hexdigest()}"
     assert (partial.exists(), gauge.shown) == (False, 0)
 
