@@ -199,6 +199,10 @@ def test_a_header_s_numbers_are_octal_or_binary_and_its_checksum_counts() -> Non
         read_number(b"0000648\0")
     block = tar_of(Thing("a", b"x" * 700))[:512]
     assert header_size(block) == 700
+    large = tarfile.TarInfo("large")
+    for size in (7 << 30, 9 << 30):  # eleven digits, and too large for them
+        large.size = size
+        assert header_size(large.tobuf(tarfile.GNU_FORMAT)) == size
     with pytest.raises(CorruptArchive, match="a tar header's checksum is wrong"):
         header_size(b"b" + block[1:])
     assert [len(padding(n)) for n in (0, 1, 511, 512, 513)] == [0, 511, 1, 0, 511]
