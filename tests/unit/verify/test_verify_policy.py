@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,29 @@ def test_what_is_there_satisfies(world: World) -> None:
         "gates": {"smem": "passed", "patches": "accepted"},
     }
     assert judged(world, **asked).verdict is Verdict.VALID
+
+
+def test_a_policy_says_what_it_was_satisfied_by(world: World) -> None:
+    asked = Policy.model_validate({"require": ["rebuild"], "gates": {"smem": "passed"}})
+    nodes = judge_policy(asked, world.walk(), NOW).children
+    assert [(n.title, n.message) for n in nodes] == [
+        ("rebuild is there", ""),
+        ("gate smem", "passed on sm_120"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"), [(0, Verdict.VALID), (1, Verdict.BROKEN), (-1, Verdict.VALID)]
+)
+def test_evidence_may_be_as_old_as_the_policy_says(
+    world: World, seconds: int, verdict: Verdict
+) -> None:
+    made = datetime(2026, 5, 31, 8, tzinfo=UTC)
+    now = made + timedelta(days=30, seconds=seconds)
+    node = judge_policy(Policy(max_age_days=30), world.walk(), now)
+    assert len(node.children) == len(world.envelopes())
+    assert {n.verdict for n in node.children} == {verdict}
+    assert node.children[0].title == "age of provenance"
 
 
 def test_an_empty_policy_asks_for_nothing(world: World) -> None:
