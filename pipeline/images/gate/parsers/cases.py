@@ -57,6 +57,7 @@ class GrammarText(Frozen):
 
     before: Text = Field(default="", description="what it puts before the calls")
     no_arguments: Text = Field(default="", description="what it puts in a call without any")
+    one_call: bool = Field(default=False, description="whether it ends an answer after one call")
     source: Upstream | None = None
 
 
@@ -71,10 +72,15 @@ class FormatSpec(Frozen):
     opened_by: Literal["model", "template"] = Field(
         default="template", description="who writes the marker that opens the reasoning"
     )
+    empty_thought: bool = Field(
+        default=True, description="whether the markers stand around a thought that is empty"
+    )
     switch: ThinkingSwitch | None = Field(
         default=None, description="none: these models always think, or no request decides it"
     )
     grammar: GrammarText | None = None
+    content: Text = "$content"
+    preamble: Text | None = Field(default=None, description="of content that calls follow")
     calls: Text = "$calls"
     call: Text = ""
     argument: Text | None = Field(default=None, description="none: arguments are one JSON object")
@@ -88,6 +94,15 @@ class FormatSpec(Frozen):
         description="an element of a value that holds others, and the name of a list's",
     )
     between: Text = ""
+    ends: list[Marker] | None = Field(
+        default=None,
+        min_length=2,
+        max_length=2,
+        description="what stops an answer, and one with calls; none: a token of no meaning",
+    )
+    vocabulary: Literal["", "openai_harmony"] = Field(
+        default="", description="the package whose tokens an engine reads, by their own ids"
+    )
 
 
 class FormatsFile(RootModel[dict[Name, FormatSpec]]):
@@ -152,7 +167,9 @@ class FamilySpec(Frozen):
     format: Name
     stands_for: list[str] = Field(min_length=1)
     parsers: dict[Literal["tool_call_parser", "reasoning_parser"], ParserName]
-    model_type: Name = Field(default="other", description="`model_type` of the model's config.json")
+    model_type: ParserName = Field(
+        default="other", description="`model_type` of the model's config.json"
+    )
     always_thinks: Reason | None = Field(
         default=None, description="why the format's switch is not there in these models' template"
     )
@@ -219,6 +236,8 @@ class ParserCase(Frozen):
     forms: dict[Literal["native", "calls", "arguments"], str] = {}
     # how the model's template writes calls of earlier turns: engines find a parser by it
     template: str = ""
+    end: str = ""  # the token that stops the answer, where the format has one
+    vocabulary: str = ""
     timeout_s: int = 300
 
 
@@ -355,8 +374,9 @@ def _cases(name: str, family: FamilySpec, form: FormatSpec, truths: TruthsFile) 
         for title in (*spec.truths, *spec.every_cut):
             if title not in truths.truths:
                 raise GateInvalid(f"truths.yaml: modes: {mode}: there is no truth {title!r}")
+        one_call = mode == "required" and form.grammar is not None and form.grammar.one_call
         for title in spec.truths:
-            if title in known:
+            if title in known and not (one_call and len(known[title].calls) > 1):
                 named = f"{name}/{title}/{mode}"
                 case = _case(named, family, form, known[title], tools, mode)
                 every_cut = {"every_cut": title in spec.every_cut}
@@ -438,19 +458,27 @@ def _case(
         tools=tools,
         cut_off=False,
         template=form.call + (form.argument or ""),
+        end=form.ends[bool(truth.calls)] if form.ends else "",
+        vocabulary=form.vocabulary,
         **changed,
     )
 
 
 def thought(form: FormatSpec, truth: TruthSpec) -> str:
     """What a model writes before content and calls; one that does not think closes it at once."""
+    if not truth.reasoning and not form.empty_thought:
+        return ""
     opening, closing = form.thinking
     return ("" if form.opened_by == "template" else opening) + truth.reasoning + closing
 
 
 def written(form: FormatSpec, truth: TruthSpec, *, by_grammar: bool = False) -> str:
     """A truth as a model of this format writes it, alone or held by an engine's grammar."""
-    text = thought(form, truth) + truth.content
+    text = thought(form, truth)
+    if truth.content:
+        is_preamble = bool(truth.calls) and form.preamble is not None
+        said = form.preamble if is_preamble else form.content
+        text += Template(said or "").substitute(content=truth.content)
     held = form.grammar if by_grammar and form.grammar else GrammarText()
     text += held.before
     if not truth.calls:

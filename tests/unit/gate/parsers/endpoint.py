@@ -15,9 +15,15 @@ class ReferenceEndpoint:
     """Sends the deltas that a sound engine sends, or one with a defect."""
 
     def __init__(
-        self, form: dict[str, Any], tools: dict[str, Any], defect: str = "", thinks: bool = True
+        self,
+        form: dict[str, Any],
+        tools: dict[str, Any],
+        defect: str = "",
+        thinks: bool = True,
+        end: str = "",
     ) -> None:
         self.form, self.tools, self.defect, self.thinks = form, tools, defect, thinks
+        self.end = end  # the token that stops the answer, where it has a meaning
 
     def send(self, steps: list[list[ByteToken]], reason: str) -> ClientAnswer:
         parser = Reference(self.form, self.tools, self.defect, thinks=self.thinks)
@@ -25,7 +31,8 @@ class ReferenceEndpoint:
         is_called = False
         for place, step in enumerate(steps):
             final = place + 1 == len(steps)
-            out = parser.feed("".join(token.text for token in step), final=final)
+            stop = self.end if final and reason == "stop" else ""
+            out = parser.feed("".join(token.text for token in step) + stop, final=final)
             is_called = is_called or bool(out["calls"])
             calls = [
                 {

@@ -39,6 +39,18 @@ ELEMENT_DEFECTS = {
     "strings become numbers": "looks-like-number",
     "drops empty strings": "empty-string",
 }
+# Formats of messages with a channel and a recipient each can mix these up.
+CHANNEL_DEFECTS = {
+    "shows a thought": "think",
+    "takes a preamble for a thought": "content-call",
+    "waits for a thought": "plain",
+    "waits for a thought before a call": "call-no-think",
+    "name with its prefix": "hyphen-name",
+    "name with its type": "call",
+    "one call for each tool": "two-calls",
+    "loses calls after a preamble": "three-kinds",
+}
+END = "<|end|>"  # of a message; what stops an answer ends its last one, too
 
 
 def pattern(template: str, **groups: str) -> str:
@@ -69,18 +81,28 @@ class Reference:
             self.phase = "content"
         name = r"[\w.]+" if defect == "name without hyphens" else r"[\w.-]+"
         flags = re.NOFLAG if defect == "arguments on one line" else re.DOTALL
-        call = pattern(form["call"], name=name, index=r"\d+", arguments=".*?")
-        self.call = re.compile(call, flags)
+        self.tail = END if form["ends"] else ""
+        call = form["call"] + self.tail
+        if defect == "name with its prefix":
+            call = call.replace("functions.$name", "$name")
+        if defect == "name with its type":
+            call, name = re.sub(r"\$name.*<\|message", "$name<|message", call), ".+?"
+        self.call = re.compile(pattern(call, name=name, index=r"\d+", arguments=".*?"), flags)
         groups = {"key": r"[^\"<>\n]+", "value": ".*?", "is_string": "true|false"}
         self.argument = re.compile(pattern(form["argument"] or "$value", **groups), flags)
         # what stands before the first call: of the section, or of a call itself
         section = form["calls"].partition("$calls")[0]
         self.opening = section or form["call"].partition("$")[0]
         self.closing = form["calls"].partition("$calls")[2]
+        # of messages with a channel each: how those begin that are content
+        texts = [form["content"], form["preamble"] or form["content"]]
+        self.heads = [each.partition("$content")[0] for each in texts]
 
     def feed(self, text: str, *, final: bool) -> dict[str, Any]:
         """What one step adds: reasoning, content, calls."""
         out: dict[str, Any] = {"reasoning": "", "content": "", "calls": []}
+        for stop in self.form["ends"] or ():
+            text = text.replace(stop, END)
         self.buffer += text
         if self.defect == "loses other letters":
             self.buffer = self.buffer.replace("é", "")
@@ -88,22 +110,40 @@ class Reference:
             opening = self.form["thinking"][0]
             if len(self.buffer) < len(opening) and not final:
                 return out
-            self.buffer, self.phase = self.buffer.removeprefix(opening), "think"
+            waits = self.form["empty_thought"] or self.defect.startswith("waits for a thought")
+            self.phase = "think" if waits or self.buffer.startswith(opening) else "content"
+            self.buffer = self.buffer.removeprefix(opening)
         if self.phase == "think":
             out["reasoning"], is_over = self._until(self.form["thinking"][1], final)
             self.phase = "content" if is_over else "think"
+            if self.defect == "shows a thought":
+                out["content"], out["reasoning"] = out["reasoning"], ""
             if is_over and self.defect == "answer within reasoning" and self.buffer:
                 out["reasoning"], self.buffer = out["reasoning"] + self.buffer, ""
-        if self.phase == "content":
-            kept = self.buffer
-            out["content"], is_over = self._until(self.opening, final)
-            self.phase = "calls" if is_over else "content"
+        if self.phase == "content" and self.heads[0]:
+            heads = [*self.heads, self.opening]
+            head = next((each for each in heads if self.buffer.startswith(each)), None)
+            # a piece of a header does not tell yet what it is
+            if head is None and not final:
+                return out
+            self.phase = "calls" if head == self.opening else "message"
+            if self.phase == "message":
+                self.buffer = self.buffer.removeprefix(head or "")
+        if self.phase in ("content", "message"):
+            kept, is_message = self.buffer, self.phase == "message"
+            said, is_over = self._until(END if is_message else self.opening, final)
+            out["content"] += said
+            self.phase = "calls" if is_over else self.phase
             if is_over:
-                self.buffer = self.opening + self.buffer
+                self.buffer = ("" if is_message else self.opening) + self.buffer
+                if self.defect == "loses calls after a preamble" and is_message:
+                    self.phase = "none"
                 if self.defect == "drops content before a call":
                     out["content"] = ""
             if self.defect == "content twice" and kept:
                 out["content"] *= 2
+            if self.defect == "takes a preamble for a thought":
+                out["reasoning"], out["content"] = out["reasoning"] + out["content"], ""
             if self.defect == "raises at a brace" and "{" in out["content"]:
                 raise ValueError("a brace")
         if self.phase == "calls":
@@ -111,7 +151,7 @@ class Reference:
             # of formats without a section, the end of a call
             is_last = self.closing in self.buffer if self.closing else bool(out["calls"])
             if self.defect == "shows the last marker" and is_last:
-                last = self.closing or self.form["call"].rpartition("$arguments")[2]
+                last = self.closing or self.form["call"].rpartition("$arguments")[2] or self.tail
                 out["content"], self.buffer = out["content"] + last, ""
             if self.defect == "needs an empty end" and final and text:
                 out["calls"] = []
@@ -142,6 +182,9 @@ class Reference:
                 given = re.sub(r"\btrue\b", "1", given)
             if self.defect == "no arguments" and given.strip() == "{}":
                 given = ""
+            if self.defect == "one call for each tool" and self.count:
+                calls.append((0, None, given))
+                continue
             index = self.count + (self.defect == "counts from one")
             if self.defect != "loses the second call of a step" or not calls:
                 calls.append((index, match["name"], given))

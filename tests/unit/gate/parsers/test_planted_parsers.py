@@ -16,7 +16,12 @@ from pipeline.images.gate.parsers.worker.judging import judge_cut_off, judge_who
 from pipeline.images.gate.parsers.worker.tokens import ByteTokenizer
 from pipeline.images.spec.checkout import Checkout
 from tests.unit.gate.parsers.endpoint import ReferenceEndpoint, shipped_cases
-from tests.unit.gate.parsers.reference import DEFECTS, ELEMENT_DEFECTS, Reference
+from tests.unit.gate.parsers.reference import (
+    CHANNEL_DEFECTS,
+    DEFECTS,
+    ELEMENT_DEFECTS,
+    Reference,
+)
 from tests.unit.support import ROOT
 
 CHECKOUT = Checkout(ROOT)
@@ -29,9 +34,9 @@ TOOLS = dict(read_yaml(FILES["truths.yaml"], TruthsFile).tools)
 TELLING = ("plain", "think", "three-kinds", "empty-twice", "unicode", "edge-space", "less-than")
 
 
-def endpoint(name: str, defect: str = "", thinks: bool = True) -> ReferenceEndpoint:
+def endpoint(name: str, defect: str = "", thinks: bool = True, end: str = "") -> ReferenceEndpoint:
     form = whole_format(name, FORMATS).model_dump()
-    return ReferenceEndpoint(form, TOOLS, defect, thinks)
+    return ReferenceEndpoint(form, TOOLS, defect, thinks, end)
 
 
 def planted() -> list[tuple[str, str, str]]:
@@ -43,13 +48,14 @@ def planted() -> list[tuple[str, str, str]]:
         cannot = {
             # arguments that stand alone are never on several lines
             "arguments on one line": form.argument is not None,
-            # spaces around texts do not count
-            "keeps what it held back": not opening.startswith("<"),
+            # spaces around texts do not count; a message that has an end keeps nothing
+            "keeps what it held back": not opening.startswith("<") or form.ends is not None,
             # one token of the model is never cut
-            "sends a marker in pieces": opening in form.markers,
+            "sends a marker in pieces": opening in form.markers or form.ends is not None,
         }
         elements = ELEMENT_DEFECTS if form.argument else {}
-        for defect, truth in {**DEFECTS, **elements}.items():
+        channels = CHANNEL_DEFECTS if form.ends else {}
+        for defect, truth in {**DEFECTS, **elements, **channels}.items():
             if truth in cases and not cannot.get(defect):
                 found.append((name, defect, truth))
     return found
@@ -59,7 +65,8 @@ def failures(name: str, truth: str, defect: str = "") -> int:
     case = CASES[name][truth].model_dump()
     judge = judge_cut_off if case["cut_off"] else judge_whole
     thinks = all(case["template_kwargs"].values())
-    answer = judge(case, ByteTokenizer(case["markers"]), endpoint(name, defect, thinks))
+    answering = endpoint(name, defect, thinks, case["end"])
+    answer = judge(case, ByteTokenizer(case["markers"], case["end"]), answering)
     return int(answer["failed"])
 
 

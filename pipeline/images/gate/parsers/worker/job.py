@@ -15,7 +15,7 @@ from .endpoints import NoEndpoint
 from .judging import judge_cut_off, judge_whole
 from .sglang_endpoints import SGLANG
 from .stand_ins import install_stand_ins
-from .tokens import ByteTokenizer
+from .tokens import TOKENIZERS
 from .vllm_endpoints import VLLM
 
 ENDPOINTS: dict[str, Any] = {"sglang": SGLANG, "vllm": VLLM}
@@ -50,8 +50,8 @@ def _judged(case: Json, endpoint: Any) -> Json:
         return {"ended": "no endpoint", "message": str(endpoint)[:_MOST_SHOWN]}
     if isinstance(endpoint, Exception):
         return {"ended": "not imported", "message": _said(endpoint)}
-    tokenizer = ByteTokenizer(case["markers"])
     try:
+        tokenizer = TOKENIZERS[case["vocabulary"]](case["markers"], case["end"])
         form = endpoint.serve(case, tokenizer)
     except Exception as error:
         return {"ended": "no parser", "message": _said(error)}

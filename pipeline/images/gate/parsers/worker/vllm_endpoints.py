@@ -108,7 +108,7 @@ class VllmChat:
     async def _generate(self, steps: list[list[ByteToken]], reason: str) -> AsyncIterator[Any]:
         for place, step in enumerate(steps):
             is_last = place + 1 == len(steps)
-            ids = [token.id for token in step]
+            ids = self._tokenizer.ids(step)
             # the closing token has an id, and no text
             ids += [self._tokenizer.eos_token_id] if is_last and reason == "stop" else []
             text = "".join(token.text for token in step)
@@ -187,7 +187,8 @@ class VllmResponses(VllmChat):
 
     def __init__(self) -> None:
         super().__init__()
-        self._context_type = importlib.import_module(f"{self._modules}.context").SimpleContext
+        self._contexts: Any = importlib.import_module(f"{self._modules}.context")
+        self._utils: Any = importlib.import_module(f"{self._modules}.utils")
         self._params = importlib.import_module("vllm.sampling_params").SamplingParams()
 
     def _made(self, client: Any, models: Any, **options: Any) -> Any:
@@ -210,7 +211,13 @@ class VllmResponses(VllmChat):
     def _run(self, generator: Any, steps: list[list[ByteToken]], reason: str) -> Any:
         parser = self._parser()
         parser.set_prompt_token_ids(self._prompt)
-        context = self._context_type(response_parser=parser)
+        context = self._contexts.SimpleContext(response_parser=parser)
+        if self._server.use_harmony:
+            harmony: Any = importlib.import_module(f"{_PACKAGE}.openai.parser.harmony_utils")
+            names = self._utils.extract_function_tool_names(self._request.tools)
+            asked = [harmony.get_user_message("hi")]
+            options = {"response_parser": parser, "request": self._request}
+            context = self._contexts.HarmonyContext(asked, [], names, **options)
         self._client.generate = lambda *args, **options: self._generate(steps, reason)
         outputs = self._server._generate_with_builtin_tools("r", {}, self._params, context)
         about = ("m", self._tokenizer, types.SimpleNamespace())
