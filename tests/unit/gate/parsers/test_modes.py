@@ -58,6 +58,59 @@ def test_a_required_call_is_written_in_every_form_that_a_grammar_can_ask_for(
     assert not case.every_cut
 
 
+MESSAGES: dict[str, Any] = {
+    "opened_by": "model",
+    "thinking": ["<t>a:", "<e>"],
+    "empty_thought": False,
+    "content": "<t>f:$content",
+    "preamble": "<t>c:$content<e>",
+    "call": "<t>$name:$arguments",
+    "between": "<e>",
+    "ends": ["<r>", "<c>"],
+}
+
+
+@pytest.mark.parametrize(
+    ("truth", "text", "end"),
+    [
+        ("plain", "<t>a:R.<e><t>f:Hi.", "<r>"),
+        ("call", "<t>a:R.<e><t>c:Hi.<e><t>now:{}", "<c>"),
+        ("twice", "<t>now:{}<e><t>now:{}", "<c>"),
+    ],
+)
+def test_texts_may_stand_in_messages_of_their_own(
+    tmp_path: Path, truth: str, text: str, end: str
+) -> None:
+    case = made(tmp_path, MESSAGES)[truth]
+    assert (case.text, case.end) == (text, end)
+
+
+def test_a_grammar_may_end_an_answer_after_one_call(tmp_path: Path) -> None:
+    one = {**MESSAGES, "grammar": {"one_call": True, "source": LINK}}
+    modes: Any = {"required": {"truths": ["call", "twice"]}, "messages": {"truths": ["twice"]}}
+    several = made(tmp_path / "a", MESSAGES, **modes)
+    assert "twice/required" in several
+    names = made(tmp_path / "b", one, **modes)
+    assert "twice/required" not in names
+    assert {"call/required", "twice/messages", "twice"} <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"ends": ["<r>"]}, "ends"),
+        ({"vocabulary": "tiktoken"}, "vocabulary"),
+        ({"empty_thought": "never"}, "empty_thought"),
+        ({"grammar": {"one_call": "some"}}, "one_call"),
+    ],
+)
+def test_what_a_format_cannot_say_is_refused(
+    tmp_path: Path, form: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(GateInvalid, match=message):
+        made(tmp_path, form)
+
+
 def test_a_named_tool_may_end_in_either_word(tmp_path: Path) -> None:
     case = made(tmp_path, named={"truths": ["call"], "every_cut": ["call"]})["call/named"]
     assert (case.tool_choice, case.every_cut) == ("named", True)

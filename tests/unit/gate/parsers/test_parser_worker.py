@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,7 +18,7 @@ from pipeline.images.gate.parsers.cases import ParserCase, ParserGates, whole_fo
 from pipeline.images.gate.parsers.judge import ParserResult, ParserTarget
 from pipeline.images.gate.parsers.worker.judging import reduce_stream
 from pipeline.images.gate.parsers.worker.streams import Stream, every_stream
-from pipeline.images.gate.parsers.worker.tokens import ByteTokenizer
+from pipeline.images.gate.parsers.worker.tokens import ByteTokenizer, HarmonyTokenizer
 from pipeline.images.gate.smem.engine import EngineTree
 from pipeline.images.gate.smem.run import kept_or_asked
 from tests.unit.gate.parsers.little_engine import write_engine
@@ -250,6 +253,65 @@ def test_a_tokenizer_file_has_the_same_ids() -> None:
     assert {token["content"]: token["id"] for token in whole["added_tokens"]}["<t>"] == 256
     assert sorted(whole["model"]["vocab"].values()) == list(range(256))
     assert tokenizer.decode(tokenizer.encode("ü<t>x")) == "ü<t>x"
+
+
+class LittleEncoding:
+    """Bytes in another order, two words and two markers: as much as a tokenizer asks for."""
+
+    known: ClassVar = {"the": 300, " cat": 301, "<t>": 900, "<e>": 901}
+    order = bytes(reversed(range(256)))
+
+    @property
+    def _inner(self) -> Any:
+        return SimpleNamespace(decode_bytes=lambda ids: [self.order[i] for i in ids])
+
+    def encode(self, text: str, **special: Any) -> list[int]:
+        words = re.findall(r"the| cat|<[te]>|.", text, re.DOTALL)
+        parts = [[self.known[w]] if w in self.known else w.encode() for w in words]
+        return [i if i > 255 else self.order.index(i) for part in parts for i in part]
+
+    def decode(self, ids: list[int]) -> str:
+        texts = {i: text.encode() for text, i in self.known.items()}
+        return b"".join(texts.get(i) or self.order[i : i + 1] for i in ids).decode()
+
+
+@pytest.fixture
+def little_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = SimpleNamespace(load_harmony_encoding=lambda name: LittleEncoding())
+    monkeypatch.setitem(sys.modules, "openai_harmony", package)
+    monkeypatch.setattr(HarmonyTokenizer, "_encoding", None)
+
+
+@pytest.mark.usefixtures("little_vocabulary")
+def test_a_vocabulary_of_the_engine_s_own_gives_the_ids() -> None:
+    tokenizer = HarmonyTokenizer({"<t>": True}, "<e>")
+    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<e>", 901)
+    text = "<t>é the cat"
+    tokens = tokenizer.tokens(text)
+    assert "".join(token.text for token in tokens) == text
+    assert tokenizer.words(tokens) == [1, 1, 1, 4, 4]
+    # single bytes, and the vocabulary's own tokens in a step of several
+    assert [tokenizer.ids([token]) for token in tokens[:2]] == [[900], [255 - 0xC3]]
+    assert tokenizer.ids(tokens[-8:]) == [255 - ord(" "), 300, 301]
+    # a character that the step cuts stays as it is
+    assert tokenizer.ids(tokens[2:]) == [token.id for token in tokens[2:]]
+    assert tokenizer.decode(tokenizer.ids(tokens)) == text
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.usefixtures("little_vocabulary")
+@pytest.mark.parametrize(("marker", "end"), [("<t>", "<r>"), ("<x>", "<e>")])
+def test_a_marker_that_is_no_token_of_the_vocabulary_is_refused(marker: str, end: str) -> None:
+    with pytest.raises(ValueError, match="too many values"):
+        HarmonyTokenizer({marker: True}, end)
+
+
+def test_a_vocabulary_that_an_image_does_not_have_is_unknown(target: ParserTarget) -> None:
+    plain = asked("kimi-k2", "plain")[0]
+    case = plain.model_copy(update={"vocabulary": "openai_harmony", "end": "<e>"})
+    result = judged(target, [case])["plain"]
+    assert (result.verdict, result.streams) == ("unknown", 0)
+    assert "openai_harmony" in result.message
 
 
 def test_the_worker_imports_nothing_of_the_pipeline() -> None:

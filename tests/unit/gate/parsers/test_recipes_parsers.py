@@ -1,11 +1,15 @@
-"""Every parser that a recipe names is judged, or its image says why it cannot be."""
+"""Every parser that a recipe names is judged by cases of its image."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
-from pipeline.core.errors import GateInvalid
-from pipeline.images.gate.parsers.cases import ParsersFile, read_parser_gates
+from pipeline.core.verdict import GateVerdict
+from pipeline.images.gate.evidence import Evidence, EvidenceRow
+from pipeline.images.gate.parsers.cases import ParserGates, read_parser_gates
+from pipeline.images.gate.parsers.judge import parser_doubts
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.model import merged_flags
@@ -14,16 +18,6 @@ from tests.unit.support import ROOT
 CHECKOUT = Checkout(ROOT)
 RECIPES = Recipes([ROOT / "recipes"])
 FLAGS = ("tool_call_parser", "reasoning_parser")
-
-
-def parsers_file(image: str) -> ParsersFile:
-    """An image's own file, or that of the image below it, whose engine it has."""
-    try:
-        return read_parser_gates(CHECKOUT, image).file
-    except GateInvalid:
-        base = CHECKOUT.spec(image).base
-        assert base is not None
-        return parsers_file(base)
 
 
 def used_parsers() -> list[tuple[str, str, dict[str, str]]]:
@@ -37,15 +31,61 @@ def used_parsers() -> list[tuple[str, str, dict[str, str]]]:
     return found
 
 
-@pytest.mark.parametrize(("name", "image", "used"), used_parsers())
-def test_the_parsers_of_a_recipe_are_judged(name: str, image: str, used: dict[str, str]) -> None:
-    file = parsers_file(image)
-    is_judged = any(
-        all(family.parsers.get(flag) == parser for flag, parser in used.items())  # type: ignore[call-overload]
-        for family in file.families.values()
+USED = used_parsers()
+
+
+@cache
+def gates(image: str) -> ParserGates:
+    return read_parser_gates(CHECKOUT, image)
+
+
+def evidence(image: str, verdict: GateVerdict, without: str = "") -> Evidence:
+    """What the gate keeps of an image whose cases all end so."""
+    rows = [
+        EvidenceRow(
+            name=case.name,
+            verdict=verdict,
+            message="names: token by token",
+            facts={"parsers": case.parsers, "severity": "token by token"},
+        )
+        for case in gates(image).cases
+        if without not in case.parsers.values()
+    ]
+    return Evidence(
+        gate="parsers", arch="sm_120", verdict=verdict, inputs={}, made_by={}, rows=rows
     )
-    assert is_judged or set(used.values()) & set(file.not_judged), name
+
+
+@pytest.mark.parametrize(("name", "image", "used"), USED)
+def test_serving_a_recipe_warns_of_no_parser_once_its_image_has_passed(
+    name: str, image: str, used: dict[str, str]
+) -> None:
+    assert parser_doubts(used, evidence(image, "passed"), {}) == "", name
+
+
+@pytest.mark.parametrize(("name", "image", "used"), USED)
+def test_a_recipe_whose_parsers_have_no_case_is_named(
+    name: str, image: str, used: dict[str, str]
+) -> None:
+    for parser in used.values():
+        doubts = parser_doubts(used, evidence(image, "passed", without=parser), {})
+        assert "were not judged on this image" in doubts, name
+
+
+@pytest.mark.parametrize(("name", "image", "used"), USED)
+def test_a_recipe_whose_parsers_fail_is_named(name: str, image: str, used: dict[str, str]) -> None:
+    for verdict in ("failed", "unknown"):
+        doubts = parser_doubts(used, evidence(image, verdict), {})
+        assert "known answers: " in doubts, name
+        assert "names: token by token" in doubts
+
+
+@pytest.mark.parametrize("image", sorted({image for _, image, _ in USED}))
+def test_no_image_leaves_a_parser_of_a_recipe_out(image: str) -> None:
+    named = {parser for _, its, used in USED if its == image for parser in used.values()}
+    assert not named & set(gates(image).file.not_judged)
 
 
 def test_there_are_recipes_that_name_parsers() -> None:
-    assert len({image for _, image, _ in used_parsers()}) >= 4
+    assert {image for _, image, _ in USED} == {"sglang", "vllm", "vllm-b12x", "vllm-nccl"}
+    assert ("gpt-oss-120b-vllm-1x", "vllm", {"tool_call_parser": "openai"}) in USED
