@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import ssl
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ from pipeline.app.weights import backing_of, hints_of_folder, places_in
 from pipeline.app.workspace import Workspace
 from pipeline.core import errors, log
 from pipeline.core.files import read_at_most, write_bytes
+from pipeline.core.net.http import NetClient
 from pipeline.core.sealed import read_or_none
+from pipeline.hosts.fleet.playbook import promises_of
 from pipeline.serving.fit.config import MOST_BYTES
 from pipeline.serving.fit.source import HubModel, named_spec
 from pipeline.weights import model
@@ -40,9 +44,13 @@ from pipeline.weights.transfer.lookup import (
     open_hub,
     pinned_bytes,
 )
-from pipeline.weights.transfer.sources import named_folders, open_routes
+from pipeline.weights.transfer.peers import PEER_STALL_S, PeerGroup
+from pipeline.weights.transfer.router import NEIGHBOUR_TOKEN
+from pipeline.weights.transfer.sources import named_folders, neighbour_route, open_routes
 from pipeline.weights.transfer.workers import JOBS, Options
 
+SHARE_PORT = 8790  # of hosts that an inventory names, unless --share names another
+_MOST_PORT = 65535
 # a file of tokens, not a disk image that was named by mistake
 _MOST_TOKEN_BYTES = 1 << 20
 
@@ -60,6 +68,8 @@ class FetchRequest:
     only: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     offline: bool = False
+    peers: str | None = None  # an inventory, or addresses with commas between
+    share: str | None = None  # ADDRESS:PORT where this host hands on what it has verified
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,8 @@ class Fetched:
     brought: Sequence[model.FilePin]
     repaired: list[Repaired]
     statement: FileStatement | None  # none where only a part was asked for
+    origin_bytes: int | None = None  # of a fetch with peers: what came from the origin,
+    peer_bytes: int | None = None  # and what from other hosts
 
 
 @dataclass(frozen=True)
@@ -91,24 +103,84 @@ def fetch(workspace: Workspace, request: FetchRequest) -> Fetched:
     spec, place, pins = _to_fetch(workspace, request)
     lock = place.lock
     client, routes = open_routes(lock, neighbours=request.neighbours, offline=request.offline)
-    with hints_of_folder(
-        "name another folder with --output", "Choose a folder you may write with --output."
+    statement = None
+    with (
+        hints_of_folder(
+            "name another folder with --output", "Choose a folder you may write with --output."
+        ),
+        peers_of(workspace, request, place, client) as group,
     ):
         repaired = repair_known(place, pins, RouteSupply(routes, client))
         for file in repaired:
             log.say(f"  {file.path}: {file.error or file.how} ({log.size(file.fetched_bytes)})")
         options = Options(jobs=request.jobs, limit_bytes_per_s=request.limit_rate)
-        brought = fetch_files(place, pins, routes, client=client, options=options)
+        brought = fetch_files(place, pins, routes, client=client, options=options, group=group)
         # after the files: a lock next to a folder says that the set is complete
         place.keep_lock()
         # so that engines which ask the cache for `main` find the locked commit
         name_revision(place, spec.revision)
-    statement = None
-    # a part of a set gives no statement about the whole
-    if not request.only and not request.exclude:
-        by_receipt = len(pins) - len(brought)
-        statement = state_weights(place, signing, read=len(brought), by_receipt=by_receipt)
-    return Fetched(place, pins, brought, repaired, statement)
+        # a part of a set gives no statement about the whole
+        if not request.only and not request.exclude:
+            by_receipt = len(pins) - len(brought)
+            statement = state_weights(place, signing, read=len(brought), by_receipt=by_receipt)
+        if group is None:
+            return Fetched(place, pins, brought, repaired, statement)
+        if request.share:
+            group.wait()
+        came = group.origin_bytes, group.peer_bytes
+        return Fetched(place, pins, brought, repaired, statement, *came)
+
+
+@contextmanager
+def peers_of(
+    workspace: Workspace, request: FetchRequest, place: LockedFolder, client: NetClient
+) -> Iterator[PeerGroup | None]:
+    """The hosts that fetch the same set, and a server for them where one is asked for."""
+    if request.peers is None and request.share is None:
+        yield None
+        return
+    host, _, port = (request.share or f"127.0.0.1:{SHARE_PORT}").rpartition(":")
+    if not host or not port.isdecimal() or int(port) > _MOST_PORT:
+        raise errors.SpecInvalid(
+            f"--share {request.share}: is not ADDRESS:PORT",
+            f"Name an address of this host that its peers reach, such as 10.0.0.7:{SHARE_PORT}.",
+        )
+    named = request.peers or ""
+    addresses = [each.strip() for each in named.split(",") if each.strip()]
+    if named and "://" not in named:
+        # every host of a rack shares at the same port
+        with promises_of(workspace.checkout(), ["--inventory", named], "connection.yml") as hosts:
+            found = [_name(each.connection.address) for each in hosts]
+        addresses = [f"http://{each}:{port}" for each in dict.fromkeys(found)]
+    lock = place.lock
+    group = PeerGroup(
+        place,
+        client,
+        [neighbour_route(client, lock, a, "--peers", PEER_STALL_S) for a in addresses],
+    )
+    if request.share is None:
+        with group.running():
+            yield group
+        return
+    token = os.environ.get(NEIGHBOUR_TOKEN)
+    host, served = host.strip("[]"), ServedSets([place])
+    tokens = frozenset([token] if token else [])
+    hub = HubApi(served, Prover([]), tokens, only_loopback=_is_loopback(host), holder=group)
+    server = HubServer(hub.answer, host, int(port), may_read=hub.may_read, is_quiet=True)
+    server.listen()
+    log.say(f"sharing at http://{_name(host)}:{server.port} until the fetch is over")
+    if not tokens and not _is_loopback(host):
+        log.say(
+            f"everybody who reaches this address can read the weights; {NEIGHBOUR_TOKEN} on all"
+            " hosts restricts that"
+        )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        with group.running():
+            yield group
+    finally:
+        server.close()
 
 
 def plan_set(workspace: Workspace, request: FetchRequest) -> FetchPlan:

@@ -196,6 +196,16 @@ def _show_lock(done: LockedSet, dry_run: bool) -> None:
     metavar="FOLDER|URL",
     help="Folder, or `weights serve` of another machine, to ask first. Repeatable: all are used.",
 )
+@click.option(
+    "--peers",
+    metavar="INVENTORY|URL,URL...",
+    help="Hosts that fetch the same set now: take from them what they have verified.",
+)
+@click.option(
+    "--share",
+    metavar="ADDRESS:PORT",
+    help="Listen there until all peers are done, and hand on to them what is verified.",
+)
 @click.option("--limit-rate", type=RATE, help="Most bandwidth of all connections, such as 200MB/s.")
 # as JOBS of pipeline.weights.transfer.fetch, which would load the HTTP client
 @options.jobs_option("Parallel transfers.", most=64, default=8)
@@ -215,6 +225,10 @@ def weights_fetch_command(
     What an earlier run downloaded, even one that was killed, is not downloaded again. The result
     is stated beside the files (.sm120/record.dsse.json), signed where there is a key. Another
     machine gets the token in SM120_NEIGHBOUR_TOKEN, never the Hub's.
+
+    Hosts of a rack that run this with the same --peers, each with --share, take blocks from each
+    other, so that the source sends about one copy to all of them. A peer that is gone, slow or has
+    wrong bytes costs time only.
 
     A model that is named as on the Hub needs neither a spec nor a lock: it is looked up once,
     and the folder keeps that commit. With --offline, and where the checkout has no lock, the lock
@@ -248,10 +262,14 @@ def weights_fetch_command(
                 "brought": [pin.path for pin in done.brought],
                 "brought_bytes": size,
                 "repaired": [file.model_dump() for file in done.repaired],
+                "origin_bytes": done.origin_bytes,
+                "peer_bytes": done.peer_bytes,
             }
         )
     right = log.count(len(done.pins), "file is", "files are")
     summary = f"{right} right, {len(done.brought)} of them new ({log.size(size)})"
+    if done.origin_bytes is not None and done.peer_bytes is not None:
+        summary += f"; {log.size(done.peer_bytes)} from peers, {log.size(done.origin_bytes)} not"
     click.echo(f"{place.snapshot}: {summary}")
     if statement:
         click.echo(f"statement: {statement.file}, {statement.state}")

@@ -8,18 +8,29 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import re
+import secrets
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
 from pipeline.core.errors import LockEdited
 from pipeline.core.files import files_below, read_plain
-from pipeline.weights.disk.hashing import FileUnfit
+from pipeline.weights.disk.blocks import (
+    LEAST_BLOCK_BYTES,
+    MOST_BLOCK_BYTES,
+    BlockList,
+    HeldBlocks,
+    all_blocks,
+    hash_blocks,
+)
+from pipeline.weights.disk.hashing import FileUnfit, FileUnreadable, Identity
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import LockedFolder
 from pipeline.weights.serve import http
@@ -209,6 +220,16 @@ class ServedSets:
         return answer
 
 
+class BlockHolder(Protocol):
+    """A fetch that hands on what it has verified, while it still fetches the rest."""
+
+    def open_held(self, pin: FilePin, start: int, stop: int) -> int:
+        """A handle on verified bytes; raises FileUnreadable where they are not here yet."""
+        ...
+
+    def held(self) -> HeldBlocks: ...
+
+
 @dataclass(frozen=True)
 class HubApi:
     """A read-only Hub over some locked sets."""
@@ -218,6 +239,10 @@ class HubApi:
     tokens: frozenset[str] = frozenset()
     only_loopback: bool = True
     scheme: str = "http"
+    holder: BlockHolder | None = None  # the files are still being fetched
+    host: str = field(default_factory=lambda: secrets.token_hex(8))
+    _lists: dict[tuple[str, int], BlockList] = field(default_factory=dict)
+    _listing: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, request: Request) -> Response:
         """The answer to a request; none of them changes anything."""
@@ -287,6 +312,14 @@ class HubApi:
                     place = f"{host}{quote(request.path, safe='/%')}"
                     extra["Link"] = f'<{self.scheme}://{place}?{text}>; rel="next"'
                 return _json(rows[start : start + limit], snapshot, extra)
+            # not of the Hub's API: what hosts of a rack ask each other
+            case ["api", "models", owner, name, "held", revision]:
+                _check_method(request, "GET")
+                return self.held(self.served.find(f"{owner}/{name}", revision), _block(query))
+            case ["api", "models", owner, name, "blocks", revision, *path] if path:
+                _check_method(request, "GET")
+                snapshot = self.served.find(f"{owner}/{name}", revision)
+                return self.blocks(snapshot.held("/".join(path)), _block(query))
             case ["api", "models", _, _, *_]:
                 _check_method(request, "GET", "HEAD")
                 raise absent(
@@ -332,10 +365,54 @@ class HubApi:
                 extra = {"Content-Range": f"bytes */{size}"}
                 raise RequestError(416, "the file does not have this range", extra)
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-        if held.is_small:
+        if held.is_small and self.holder is None:
             return Response(status, headers, self.prover.read(held)[start:stop])
-        handle, seen = self.prover.open(held)
+        handle, seen = self._open(held, start, stop)
         return Response(status, headers, part=http.FilePart(handle, start, stop - start, seen))
+
+    def _open(self, held: ServedFile, start: int, stop: int) -> tuple[int, Identity | None]:
+        if self.holder is None:
+            return self.prover.open(held)
+        try:
+            return self.holder.open_held(held.pin, start, stop), None
+        except FileUnreadable as reason:
+            raise NotYet(str(reason)) from None
+
+    def held(self, snapshot: Snapshot, block_bytes: int) -> Response:
+        """Which blocks are here: of a fetch those that it verified, else whole files."""
+        if self.holder is not None:
+            now = self.holder.held()
+            # bits of blocks of another size mean other bytes
+            if now.block_bytes != block_bytes:
+                raise RequestError(409, f"the blocks here have {now.block_bytes} bytes")
+        else:
+            pins = [held.pin for held in snapshot.files.values() if held.state == "proved"]
+            now = HeldBlocks(
+                host=self.host,
+                block_bytes=block_bytes,
+                is_whole=len(pins) == len(snapshot.files),
+                received_bytes=0,
+                files={p.want: f"{all_blocks(p.size_bytes, block_bytes):x}" for p in pins},
+            )
+        return _json(now.model_dump(), snapshot)
+
+    def blocks(self, held: ServedFile, block_bytes: int) -> Response:
+        """The hash of each block of a file that is whole; computed once, one file at a time."""
+        key = held.pin.want, block_bytes
+        with self._listing:
+            if key not in self._lists:
+                size = held.pin.size_bytes
+                handle, seen = self._open(held, 0, size)
+                part = http.FilePart(handle, 0, size, seen)
+                try:
+                    self._lists[key] = hash_blocks(handle, size, block_bytes)
+                    part.require_unchanged()
+                except (OSError, http.Incomplete) as error:
+                    self._lists.pop(key, None)
+                    raise NotYet(f"could not be read now ({error})") from None
+                finally:
+                    os.close(handle)
+            return _json(self._lists[key].model_dump())
 
     def may_read(self, request: Request) -> bool:
         """Whether a request shows a token, or none is needed."""
@@ -344,6 +421,14 @@ class HubApi:
         # all are compared, in constant time: the answer's delay must not show how much was right
         matches = [hmac.compare_digest(token, known.encode()) for known in self.tokens]
         return not self.tokens or (kind.lower() == "bearer" and any(matches))
+
+
+def _block(query: http.Query) -> int:
+    block_bytes = http.number(query, "block_bytes", LEAST_BLOCK_BYTES)
+    # one of five sizes: a client must not have us keep a list for every number there is
+    if block_bytes.bit_count() != 1 or not LEAST_BLOCK_BYTES <= block_bytes <= MOST_BLOCK_BYTES:
+        raise RequestError(400, "block_bytes is not a power of two from 1 MiB to 16 MiB")
+    return block_bytes
 
 
 def _check_method(request: Request, *allowed: str) -> None:

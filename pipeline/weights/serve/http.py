@@ -121,10 +121,10 @@ class FilePart:
     handle: int
     start: int
     length: int
-    seen: Identity
+    seen: Identity | None  # none of a file that is still being fetched, and grows elsewhere
 
     def require_unchanged(self) -> None:
-        if identity_of(os.fstat(self.handle)) != self.seen:
+        if self.seen is not None and identity_of(os.fstat(self.handle)) != self.seen:
             raise Incomplete("the file changed while it was sent")
 
 

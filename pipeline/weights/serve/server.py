@@ -149,6 +149,7 @@ class HubServer:
     may_read: Callable[[http.Request], bool] = lambda request: True
     most_of_one: int | None = None  # connections of one address; where no token is asked for
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    is_quiet: bool = False  # beside a fetch: no line for each request
     requests: int = 0
     sent_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -278,7 +279,8 @@ class HubServer:
     def _say(self, line: str) -> None:
         """A line is written in two pieces; those of two threads must not mix."""
         with self._lock:
-            log.say(line)
+            if not self.is_quiet:
+                log.say(line)
 
 
 def _plain(target: str) -> str:

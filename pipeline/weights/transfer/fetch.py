@@ -19,6 +19,7 @@ from pipeline.weights.disk.receipt import proved_identities
 from pipeline.weights.disk.survey import right_size
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import STATE, LockedFolder, read_kept_lock
+from pipeline.weights.transfer.peers import PeerGroup, PeerPool
 from pipeline.weights.transfer.router import AttemptFailed, Attempts, Route, Router
 from pipeline.weights.transfer.workers import Options, PartialFile, Throttle, WorkerPool, adopt
 
@@ -34,11 +35,13 @@ def fetch_files(
     client: NetClient,
     options: Options | None = None,
     begins: bool = True,
+    group: PeerGroup | None = None,
 ) -> list[FilePin]:
     """Fetch every file that is not yet right; returns those that were fetched.
 
     Files that are there are right when a receipt proves them or their hash is right. One process
     at a time works on a place; unless it `begins` a set, its lock is not kept for the next run.
+    Hosts of a `group` hand each other what they have verified.
     """
     place.require_own_state()
     waiting = "Another fetch is at work on this folder; waiting for it"
@@ -58,8 +61,12 @@ def fetch_files(
                 with os_errors_explained():
                     # as if just arrived: it is hashed once more, and gets its name as all others do
                     adopt(place.file(other), pin, place.partial_folder)
+        if group is not None:
+            group.have(pin.want for pin in pins if pin.path in right)
         if todo:
-            _transfer(place, todo, Router(routes), client, options or Options())
+            _transfer(place, todo, routes, client, options or Options(), group)
+        if group is not None:
+            group.is_whole = True
         # partial files that no file of today's lock can become
         wants = {pin.want for pin in place.lock.files}
         for path in place.partial_folder.glob("*"):
@@ -142,15 +149,19 @@ def require_own_folder(place: LockedFolder, pins: Sequence[FilePin]) -> None:
 def _transfer(
     place: LockedFolder,
     pins: Sequence[FilePin],
-    router: Router,
+    routes: Sequence[Route],
     client: NetClient,
     options: Options,
+    group: PeerGroup | None,
 ) -> None:
     names: dict[str, list[FilePin]] = {}  # two names of one content are one download
     for pin in pins:
         names.setdefault(pin.want, []).append(pin)
     folder = place.partial_folder
-    partials = [PartialFile(same[0], folder, options.range_bytes) for same in names.values()]
+    step, in_group = group.block_bytes if group else options.range_bytes, group is not None
+    partials = [
+        PartialFile(same[0], folder, step, whole_ranges=in_group) for same in names.values()
+    ]
     fetched = sum(partial.kept_bytes for partial in partials)
     missing = sum(partial.pin.size_bytes for partial in partials) - fetched
     require_space(place.root, missing)
@@ -184,7 +195,10 @@ def _transfer(
     title = f"Fetching {log.count(len(partials), 'file')}, {log.size(missing)}{more}"
     saved = receipt.ReceiptWriter(place)
     with log.step(title), log.progress("weights", missing) as bar, saved as writer:
-        WorkerPool(partials, router, client, options, bar, finish).run()
+        if group is None:
+            WorkerPool(partials, Router(routes), client, options, bar, finish).run()
+        else:
+            PeerPool(partials, routes, client, options, bar, finish, group).run()
 
 
 def require_space(root: Path, missing_bytes: int) -> None:

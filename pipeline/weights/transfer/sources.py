@@ -94,23 +94,31 @@ def find_routes(
     if offline:
         return routes
     for address in (place for place in neighbours if local_folder(place) is None):
-        try:
-            name = split_address(address).netloc.rpartition("@")[2]
-        except BadAddress as error:
-            raise SpecInvalid(
-                f"--from {masked(address)}: is neither a folder nor an http address",
-                "Name a folder, or http://HOST:PORT of a neighbour.",
-            ) from error
-        # not an option: command lines are visible to every user of the machine
-        secret = os.environ.get(NEIGHBOUR_TOKEN)
-        source = HubRepository(address.rstrip("/"), lock.repository, lock.commit, secret)
-        routes.append(HttpRoute(client, source, name, stall_s, is_shared=True))
+        routes.append(neighbour_route(client, lock, address, "--from", stall_s))
     home = HubRepository(endpoint, lock.repository, lock.commit, token)
     routes.append(HttpRoute(client, home, "plain HTTP", stall_s))
     # after plain HTTP, which needs no native code; some processors have no Xet client
     if with_xet and importlib.util.find_spec("hf_xet") is not None:
         routes.append(XetRoute(client, home, stall_s))
     return routes
+
+
+def neighbour_route(
+    client: NetClient, lock: WeightsLock, address: str, option: str, stall_s: float = STALL_S
+) -> HttpRoute:
+    """Another machine that serves weights; `option` is what named it."""
+    try:
+        name = split_address(address).netloc.rpartition("@")[2]
+    except BadAddress as error:
+        what = "neither a folder nor" if option == "--from" else "not"
+        raise SpecInvalid(
+            f"{option} {masked(address)}: is {what} an http address",
+            "Name http://HOST:PORT of a neighbour, or a folder (--from) or an inventory (--peers).",
+        ) from error
+    # not an option: command lines are visible to every user of the machine
+    secret = os.environ.get(NEIGHBOUR_TOKEN)
+    source = HubRepository(address.rstrip("/"), lock.repository, lock.commit, secret)
+    return HttpRoute(client, source, name, stall_s, is_shared=True)
 
 
 def named_folders(neighbours: Sequence[str]) -> list[Path]:

@@ -59,7 +59,10 @@ def write_at(handle: int, data: bytes | memoryview, at: int) -> None:
 class PartialFile:
     """A partial file, what of it is there, and which ranges threads are fetching."""
 
-    def __init__(self, pin: FilePin, folder: Path, range_bytes: int) -> None:
+    def __init__(
+        self, pin: FilePin, folder: Path, range_bytes: int, *, whole_ranges: bool = False
+    ) -> None:
+        """With `whole_ranges`, of a range that is there in part all is fetched again."""
         self.pin = pin
         self.path = folder / pin.want
         self._journal_path = folder / f"{pin.want}.journal"
@@ -72,7 +75,11 @@ class PartialFile:
         # a line that a kill cut short is no pair of numbers, or not one within the file
         pairs = [_PAIR.fullmatch(line) for line in lines]
         spans = [(int(pair[1]), int(pair[2])) for pair in pairs if pair]
-        self._done = merged([(a, b) for a, b in spans if a < b <= pin.size_bytes])
+        spans = [(a, b) for a, b in spans if a < b <= pin.size_bytes]
+        if whole_ranges:
+            size, step = pin.size_bytes, range_bytes
+            spans = [(-(-a // step) * step, b - b % step * (b < size)) for a, b in merged(spans)]
+        self._done = merged([(a, b) for a, b in spans if a < b])
         self.kept_bytes = sum(stop - start for start, stop in self._done)
         self._todo: list[Span] = []
         self._busy = 0
@@ -82,6 +89,8 @@ class PartialFile:
         self._file = self._journal = -1
         self.rejected = ""  # the wrong digest of a first transfer; set from the second on
         self.is_alone = False  # the server sends only whole files: one connection
+        self.blocks: tuple[str, ...] | None = None  # their hashes, where another host knows them
+        self.right = 0  # a bit for each block that has its hash: those may be handed on
         self.fetched_bytes = 0
         self._is_claimed = False
 
@@ -105,13 +114,18 @@ class PartialFile:
                 return 0
             return sum(stop - start for start, stop in self._todo)
 
-    def take(self) -> Span | None:
-        """The next range in order; no other thread gets it."""
+    def take(self, wanted: Span | None = None) -> Span | None:
+        """The next range in order, or the one that is wanted; no other thread gets it."""
         with self._guard:
             if not self._todo or (self.is_alone and self._busy):
                 return None
             self._busy += 1
-            return self._todo.pop(0)
+            return self._todo.pop(self._todo.index(wanted) if wanted else 0)
+
+    def todo(self) -> list[Span]:
+        """The ranges that no thread is fetching yet."""
+        with self._guard:
+            return [] if self.is_alone and self._busy else list(self._todo)
 
     def take_whole(self) -> list[Span]:
         """Takes all missing ranges: the server sends whole files only.
@@ -196,14 +210,22 @@ class PartialFile:
         with self._guard:
             self.rejected, self._is_claimed = self.rejected or self.hash.digest, False
             self._done, self.hash = [], MarkedHash(self.pin.new_hash())
+            self.right = 0
             self.kept_bytes = self.fetched_bytes = 0
             self._todo = cut([(0, self.pin.size_bytes)], self._range_bytes)
 
     def close(self) -> None:
-        for handle in (self._file, self._journal):
-            if handle >= 0:
-                os.close(handle)
-        self._file = self._journal = -1
+        with self._guard:
+            for handle in (self._file, self._journal):
+                if handle >= 0:
+                    os.close(handle)
+            self._file = self._journal = -1
+
+    def held(self, start: int, stop: int) -> int | None:
+        """A handle of its own on bytes that are there; none where some are missing."""
+        with self._guard:
+            is_there = any(a <= start and stop <= b for a, b in self._done)
+            return os.dup(self._file) if is_there and self._file >= 0 else None
 
     def sync(self) -> None:
         """Wait until the bytes are on the disk."""
