@@ -34,6 +34,7 @@ from tests.perf.edited import ENGINE, copy_checkout, edit_patch
 from tests.perf.measure import TURNS, Cost, Report, in_turns, run
 from tests.perf.publish import compare_engine, compare_engine_edit, compare_publish
 from tests.perf.weights_fetch import FetchSizes, measure_fetch
+from tests.perf.weights_peers import PeerSizes, measure_peers
 from tests.perf.weights_verify import VerifySizes, measure_verify
 from tests.testbed.dockerd import DockerDaemon, docker_daemon
 from tests.testbed.packages import CannotHave
@@ -49,10 +50,11 @@ def sm120(store: Store, checkout: Path, *args: str, out: Path | None = None) -> 
     return run([*head, "--store", str(store.root), *args], cwd=ROOT, out=out)
 
 
-PARTS = ("sources", "weights", "bench", "engine", "docker", "publish")
+PARTS = ("sources", "weights", "peers", "bench", "engine", "docker", "publish")
 # sizes with which every command of a part is run, and whose numbers mean nothing
 QUICK_FETCH = FetchSizes(files=2, file_bytes=1_000_000, peaks=(1_000_000, 2_000_000))
 QUICK_VERIFY = VerifySizes(files=2, file_bytes=1 << 20, small_files=2)
+QUICK_PEERS = PeerSizes(hosts=2, mbit=200, files=2, file_bytes=3_000_000)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -90,6 +92,7 @@ def read_options(arguments: Sequence[str] | None) -> Namespace:
     for part, rows in (
         ("docker", "the Docker rows"),
         ("weights", "the weights rows"),
+        ("peers", "the rows of one set to eight hosts"),
         ("engine", "a build with nothing to do, and its largest layer"),
         ("publish", "the publishing rows"),
         ("sources", "the row of a compiled source"),
@@ -109,7 +112,7 @@ def read_options(arguments: Sequence[str] | None) -> Namespace:
         type=Path,
         metavar="DIR",
         default=ROOT / ".nox" / "bench-clients",
-        help="folder with an environment for each load client; what is missing is installed",
+        help="folder with an environment for each program of others; what is missing is installed",
     )
     parser.add_argument(
         "--ik-llama", action="store_true", help="compile ik_llama.cpp, too (20 CPU-minutes)"
@@ -134,7 +137,7 @@ def chosen_parts(options: Namespace) -> list[str]:
     parts = [part for part in PARTS if options.only in (None, part)]
     if options.quick:
         # the others build an engine image of gigabytes, or install the clients of others
-        parts = [part for part in parts if part in ("sources", "weights")]
+        parts = [part for part in parts if part in ("sources", "weights", "peers")]
     return [part for part in parts if part != "docker" or not options.no_docker]
 
 
@@ -153,6 +156,13 @@ def measure_weights(report: Report, store: Store, scratch: Path, options: Namesp
     ):
         (scratch / name).mkdir()
         measure(report, scratch / name, turns=options.turns)
+
+
+def measure_rack(report: Report, store: Store, scratch: Path, options: Namespace) -> None:
+    """One set to eight hosts; a trial installs nothing of others."""
+    if options.quick:
+        return measure_peers(report, scratch, QUICK_PEERS, options.turns, None)
+    measure_peers(report, scratch, PeerSizes(), options.turns, options.bench_environments)
 
 
 def measure_bench(report: Report, store: Store, scratch: Path, options: Namespace) -> None:
@@ -199,6 +209,7 @@ def measure_publish(report: Report, store: Store, scratch: Path, options: Namesp
 _MEASURE = {
     "sources": measure_sources,
     "weights": measure_weights,
+    "peers": measure_rack,
     "bench": measure_bench,
     "engine": measure_engine,
     "docker": measure_docker,

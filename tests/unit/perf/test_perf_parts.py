@@ -32,7 +32,8 @@ def parts(*arguments: str) -> list[str]:
         (["--only-weights"], ["weights"]),
         (["--only-bench"], ["bench"]),
         (["--only-publish", "--no-docker"], ["publish"]),
-        (["--quick"], ["sources", "weights"]),
+        (["--quick"], ["sources", "weights", "peers"]),
+        (["--only-peers"], ["peers"]),
         (["--quick", "--only-weights"], ["weights"]),
     ],
 )
