@@ -59,7 +59,9 @@ def test_the_measurement_of_peers_runs_whole(tmp_path: Path) -> None:
     report = Report()
     measure_peers(report, tmp_path, PeerSizes(2, 200, 2, 3_000_000), 1, None)
     text = str(report)
-    facts = [line for line in text.splitlines() if line.startswith("- 6.0 MB of weights to 2")]
+    lines = [line for line in text.splitlines() if line.startswith("- 6.0 MB of weights to 2")]
+    # files of megabytes are over before peers help: that row may be among the lost ones
+    facts = [line for line in lines if "against" not in line]
     plain, peers, ideal = facts
     assert "all from the origin" in plain
     assert "one copy over one link: 0.2 s" in ideal
