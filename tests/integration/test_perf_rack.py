@@ -66,7 +66,7 @@ def test_the_measurement_of_peers_runs_whole(tmp_path: Path) -> None:
     assert "all from the origin" in plain
     assert "one copy over one link: 0.2 s" in ideal
     copies = {line: float(line.rpartition("sent ")[2].split()[0]) for line in (plain, peers)}
-    assert 2.0 < copies[plain] < 2.1
+    assert 2.0 <= copies[plain] < 2.1
     # a host that starts late, on a busy machine, finds the other one gone
-    assert 1.0 < copies[peers] < 2.1
+    assert 1.0 <= copies[peers] < 2.1
     assert "by peers" in text
