@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-import libtorrent as lt
+import libtorrent as lt  # type: ignore[import-not-found]
 
 
 def make(folder: Path, file: Path) -> None:

@@ -3,15 +3,20 @@ from __future__ import annotations
 import errno
 import random
 import re
+import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 
+from pipeline.hosts.fleet.promised import HostConnection, Promised
+from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.model import read_weights_lock
 from pipeline.weights.place import find_places
 from pipeline.weights.transfer import fetch as fetch_module
+from pipeline.weights.transfer.peers import Peer, PeerGroup
 from tests.testbed import hub_faults as fault
 from tests.testbed.hub import ALWAYS, TestHub, test_hub
 from tests.unit.support import Command
@@ -455,3 +460,91 @@ def test_a_dry_run_of_a_repair_says_its_cost_and_changes_nothing(
     assert hub.sent_bytes() == sent
     assert not (sm120.cwd / "w/modeling.py").exists()
     assert (sm120.cwd / "w/more.py").exists()
+
+
+@pytest.mark.parametrize(
+    "place", ["nonsense", "10.0.0.7", ":8790", "host:", "host:99999", "host:x"]
+)
+def test_an_address_to_share_at_that_is_none_is_refused(
+    hub: TestHub, sm120: Command, place: str
+) -> None:
+    sm120("weights", "lock", "tiny")
+    ended = sm120("weights", "fetch", "tiny", "--output", "w", "--share", place)
+    assert ended.error == "SpecInvalid"
+    assert f"--share {place}: is not ADDRESS:PORT" in ended.err
+    assert not (sm120.cwd / "w" / "config.json").exists()
+
+
+def test_a_port_that_is_taken_is_an_error_before_the_first_byte(
+    hub: TestHub, sm120: Command
+) -> None:
+    sm120("weights", "lock", "tiny")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        share = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = sm120("weights", "fetch", "tiny", "--output", "w", "--share", share)
+    assert ended.error == "AddressUnusable"
+    assert not (sm120.cwd / "w" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("peers", "error"),
+    [("ftp://rig1:8790", "SpecInvalid"), ("http://rig1:8790,http://", "SpecInvalid")],
+)
+def test_peers_that_are_no_addresses_are_refused(
+    hub: TestHub, sm120: Command, peers: str, error: str
+) -> None:
+    sm120("weights", "lock", "tiny")
+    ended = sm120("weights", "fetch", "tiny", "--output", "w", "--peers", peers)
+    assert ended.error == error
+    assert "is not an http address" in ended.err
+
+
+def test_a_fetch_with_peers_says_what_came_from_whom(hub: TestHub, sm120: Command) -> None:
+    sm120("weights", "lock", "tiny")
+    nobody = ("--peers", "http://127.0.0.1:9", "--share", "127.0.0.1:0")
+    ended = sm120("weights", "fetch", "tiny", "--output", "w", *nobody)
+    assert ended.code == 0, ended.err
+    assert "; 0 B from peers, 102.4 kB not" in ended.out
+    assert "sharing at http://127.0.0.1:" in ended.err
+    size = sum(map(len, FILES.values()))
+    got = sm120("weights", "fetch", "tiny", "--output", "x", *nobody, "--json").json
+    assert (got["peer_bytes"], got["origin_bytes"]) == (0, size)
+
+
+def test_nothing_listens_and_nobody_is_asked_unless_it_is_asked_for(
+    hub: TestHub, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(server: object) -> None:
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr("pipeline.weights.serve.server.HubServer.listen", refuse)
+    sm120("weights", "lock", "tiny")
+    assert sm120("weights", "fetch", "tiny", "--output", "w").code == 0
+    got = sm120("weights", "fetch", "tiny", "--output", "x", "--peers", "http://127.0.0.1:9")
+    assert got.code == 0, got.err
+
+
+def test_peers_come_from_an_inventory(
+    hub: TestHub, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def hosts(checkout: Checkout, arguments: list[str], playbook: str) -> Iterator[list[Promised]]:
+        assert (arguments, playbook) == (["--inventory", "rack.ini"], "connection.yml")
+        places = ["10.0.0.7", "fd00::8", "10.0.0.7"]
+        yield [
+            Promised(host=f"rig{n}", connection=HostConnection(address=place))
+            for n, place in enumerate(places)
+        ]
+
+    seen: list[str] = []
+
+    def ask(group: PeerGroup, peer: Peer) -> None:
+        seen.append(peer.route.repository.endpoint)
+        group._begun.release()
+
+    monkeypatch.setattr("pipeline.app.weights_hub.promises_of", hosts)
+    monkeypatch.setattr(PeerGroup, "_ask", ask)
+    sm120("weights", "lock", "tiny")
+    ended = sm120("weights", "fetch", "tiny", "--output", "w", "--peers", "rack.ini")
+    assert ended.code == 0, ended.err
+    assert sorted(seen) == ["http://10.0.0.7:8790", "http://[fd00::8]:8790"]
