@@ -274,6 +274,7 @@ class RenderRequest:
     detach: bool = False
     no_cdi: bool = False
     claim: str | None = None
+    weights_image: str | None = None
     overrides: Overrides = field(default_factory=Overrides)
     folders: tuple[Path, ...] = ()
     platform: str | None = None
@@ -345,6 +346,7 @@ def render_recipe(workspace: Workspace, request: RenderRequest) -> Rendered:
             "cdi": not request.no_cdi,
             "detached": request.detach,
             "claim": request.claim,
+            "weights_image": request.weights_image,
         }
         return render_launch(launch, LaunchTarget.model_validate(body), form)
 

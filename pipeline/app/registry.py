@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.app.images import find_images, image_spec
+from pipeline.app.weights import backing_of, find_set
 from pipeline.app.workspace import Workspace, named_platform
 from pipeline.artifacts.attest.keys import find_signer
 from pipeline.artifacts.oci.document import Document
@@ -22,9 +23,17 @@ from pipeline.evidence.publish.attachment import file_attachment
 from pipeline.evidence.publish.evidence import make_bundle
 from pipeline.evidence.publish.gc import CleanPlan, plan_gc, run_gc
 from pipeline.evidence.publish.known import KnownRepository
-from pipeline.evidence.publish.publish import Published, PublishOrder, plan_upload, rehearse
+from pipeline.evidence.publish.publish import (
+    ImageUpload,
+    Published,
+    PublishOrder,
+    plan_upload,
+    rehearse,
+)
 from pipeline.evidence.publish.publish import push_with_evidence as publish_image
 from pipeline.images.gate.state import gate_state, passed_steps, require_gates
+from pipeline.weights.image import SetImage, set_image
+from pipeline.weights.place import LockedFolder
 
 
 @contextmanager
@@ -180,3 +189,35 @@ def publish(
     elif done.evidence != "signed":
         log.say(f"no key was given: the tag of {name} is not signed (--key FILE signs it)")
     return done
+
+
+def publish_set(
+    workspace: Workspace,
+    folder: Path,
+    target: str | None = None,
+    name: str | None = None,
+    *,
+    dry_run: bool = False,
+    access: Access | None = None,
+    jobs: int = 4,
+) -> tuple[LockedFolder, SetImage, Published | None]:
+    """A verified set as an OCI image; to a registry where one is named, without a copy on disk."""
+    reference = parse_reference(target) if target else None
+    place = find_set(workspace, folder, name)
+    log.say(f"{place.lock.name}: {backing_of(workspace, place).sentence()}")
+    image = set_image(place)
+    if reference is None:
+        return place, image, None
+    root = image.root
+    if reference.digest not in (None, root.digest):
+        raise ReferenceInvalid(
+            f"{reference}: the image is {root.digest}", "Leave the digest out, or name that set."
+        )
+    store = workspace.store()
+    with open_registry(reference, access or Access()) as repository:
+        shipment = ImageUpload(place.lock.name, image.images, root, image.blobs)
+        # as short as Docker shows an image's id
+        tag = reference.tag or root.digest[7:19]
+        order = PublishOrder(shipment, repository, tag, gates=[], jobs=jobs)
+        done = rehearse(order) if dry_run else publish_image(store, order)
+    return place, image, done

@@ -82,6 +82,11 @@ def recipe_show_command(
     help="Ask for the cards with --gpus, for a Docker without CDI (docker, systemd, compose).",
 )
 @click.option("--claim", help="PersistentVolumeClaim with the weights, for --as kubernetes.")
+@click.option(
+    "--weights-image",
+    metavar="REF@DIGEST",
+    help="Image of `sm120 weights image`, for --as kubernetes.",
+)
 @options.override_options
 @options.recipes_option
 @options.platform_option
@@ -101,6 +106,8 @@ def render_command(
     # an option that has no effect would leave a user believing in it
     if request.detach and form not in ("docker", "podman"):
         raise click.UsageError(f"--detach is for docker and podman; this is {form}.")
+    if request.weights_image and form != "kubernetes":
+        raise click.UsageError(f"--weights-image is for kubernetes; this is {form}.")
     engine = request.runner if form == "systemd" else form
     if request.no_cdi and engine not in ("docker", "compose"):
         raise click.UsageError(f"--no-cdi is for Docker; this is {engine}.")

@@ -138,6 +138,7 @@ WEIGHTS = {
     ),
     "scrub": Verb("weights:weights_scrub_command", "Read some files again, for a nightly timer."),
     "serve": Verb("weights:weights_serve_command", "Serve weights to other machines as a Hub."),
+    "image": Verb("weights:weights_image_command", "Push a set as a plain OCI image."),
     "sign": Verb("weights:weights_sign_command", "Sign a set in the model-signing format."),
     "check-signature": Verb(
         "weights:weights_check_signature_command", "Check a model-signing signature."

@@ -438,6 +438,36 @@ def weights_serve_command(workspace: Workspace, /, as_json: bool, **options: Any
 
 @query
 @_folder
+@click.argument("target", metavar="[REGISTRY/REPO[:TAG]]", required=False)
+@_set
+@flag_option("--dry-run", help="Show what would be sent, and send nothing.")
+@options.registry_options
+def weights_image_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
+    """Push a set as a plain OCI image, for image volumes of Kubernetes; or print its digest.
+
+    Every large file is an uncompressed layer, read from where it lies: no copy is made. Each is
+    compared with its lock first. The digest follows from the lock: equal sets are equal images.
+    `sm120 render --as kubernetes --weights-image REF@DIGEST` mounts it.
+    """
+    place, image, done = app.registry.publish_set(workspace, **options)
+    layers = next(iter(image.images.values())).layers
+    size = sum(layer.size_bytes for layer in layers)
+    if as_json:
+        platforms = {platform: each.digest for platform, each in image.images.items()}
+        body = {"name": place.lock.name, "digest": image.root.digest, "platforms": platforms}
+        sent = {"sent_bytes": done.sent_bytes, "reference": done.reference} if done else {}
+        return say_json({**body, "layers": len(layers), "bytes": size, **sent})
+    click.echo(
+        f"{place.lock.name}: {log.count(len(layers), 'layer')}, {log.size(size)},"
+        f" {image.root.digest}"
+    )
+    if done is not None:
+        verb = "would be sent" if done.dry_run else "sent"
+        click.echo(f"{log.size(done.sent_bytes)} {verb} to {done.reference}")
+
+
+@query
+@_folder
 @click.option(
     "--key", required=True, type=EXISTING_FILE, help="Private key, PEM [SM120_KEY_PASSPHRASE]."
 )

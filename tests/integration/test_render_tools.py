@@ -230,6 +230,9 @@ def test_kubernetes_schema_accepts_our_objects(
     kubernetes_validate: Path, tmp_path: Path, version: str
 ) -> None:
     target = LaunchTarget(image=IMAGE, nccl="patched", claim="weights")
+    if version == KUBERNETES[-1]:
+        weights = f"registry.lan/weights@sha256:{'a' * 64}"
+        target = LaunchTarget(image=IMAGE, nccl="patched", weights_image=weights)
     path = tmp_path / "good.yaml"
     path.write_text(render_launch(hostile_launch(), target, "kubernetes"))
     name = "sm120-small-2x against version"

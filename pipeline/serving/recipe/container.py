@@ -96,6 +96,7 @@ class LaunchTarget(Frozen):
     cdi: bool = True  # Docker knows the cards by their CDI names
     detached: bool = False  # a command starts the container and ends
     claim: str | None = None  # a PersistentVolumeClaim with the weights
+    weights_image: str | None = None  # an image with the weights, by digest
 
     @property
     def is_local(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from pipeline.artifacts.oci.reference import parse_reference
 from pipeline.core.errors import RecipeInvalid
 from pipeline.serving.recipe.container import (
     NCCL_LIBRARY,
@@ -126,6 +127,16 @@ def render_kubernetes(launch: Launch, target: LaunchTarget) -> str:
             f"{target.claim!r} is no name of a PersistentVolumeClaim",
             "`kubectl get persistentvolumeclaims` shows their names.",
         )
+    if target.weights_image and target.claim:
+        raise RecipeInvalid(
+            "the weights cannot come from a claim and from an image", "Give one of the two."
+        )
+    # a tag may move: the pod would serve other weights after a restart
+    if target.weights_image and parse_reference(target.weights_image).digest is None:
+        raise RecipeInvalid(
+            f"{target.weights_image}: an image of weights is named by its digest",
+            "`sm120 weights image DIR` prints it: REGISTRY/REPO@sha256:….",
+        )
     if target.gpus is not None:
         raise RecipeInvalid("Kubernetes chooses the GPUs itself", "Leave --gpus out.")
     head = "# `kubectl apply -f` this file.\n"
@@ -176,6 +187,10 @@ def _pod(launch: Launch, target: LaunchTarget) -> tuple[dict[str, Any], list[dic
         if name == "models" and target.claim:
             claim = {"claimName": target.claim, "readOnly": mount.read_only}
             source = {"persistentVolumeClaim": claim}
+        if name == "models" and target.weights_image:
+            # on by default in Kubernetes 1.35: kubernetes.io, Use an Image Volume With a Pod
+            image = {"reference": target.weights_image, "pullPolicy": "IfNotPresent"}
+            source = {"image": image}
         volumes.append({"name": name, **source})
     if launch.cards:
         # instead of the node's IPC namespace, which most clusters forbid

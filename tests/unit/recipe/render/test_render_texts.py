@@ -269,6 +269,38 @@ def test_what_is_no_name_of_a_claim_is_refused(claim: str) -> None:
         pod_of(LaunchTarget(image=IMAGE, claim=claim))
 
 
+def test_kubernetes_takes_weights_from_an_image_by_digest() -> None:
+    mounts = [Mount(host=f"/data/{x}", inside=f"/{x}") for x in ("models", "draft")]
+    weights = f"registry.lan/weights/small@sha256:{'a' * 64}"
+    target = LaunchTarget(image=IMAGE, weights_image=weights)
+    pod = pod_of(target, mounts=mounts)
+    models, draft, *_ = pod["volumes"]
+    assert models == {
+        "name": "models",
+        "image": {"reference": weights, "pullPolicy": "IfNotPresent"},
+    }
+    assert pod["containers"][0]["volumeMounts"][0]["readOnly"] is True
+    assert draft["hostPath"]["path"] == "/data/draft"
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ({"weights_image": "registry.lan/weights/small:v1"}, "is named by its digest"),
+        ({"weights_image": "registry.lan/weights/small"}, "is named by its digest"),
+        (
+            {"weights_image": f"registry.lan/w@sha256:{'a' * 64}", "claim": "weights"},
+            "from a claim and from an image",
+        ),
+    ],
+)
+def test_weights_of_an_image_that_may_change_or_of_two_places_are_refused(
+    target: dict[str, str], why: str
+) -> None:
+    with pytest.raises(RecipeInvalid, match=why):
+        pod_of(LaunchTarget.model_validate({"image": IMAGE, **target}))
+
+
 def test_the_service_of_kubernetes_finds_the_pod() -> None:
     deployment, service = yaml.safe_load_all(render_launch(small_launch(), TARGET, "kubernetes"))
     labels = deployment["spec"]["template"]["metadata"]["labels"]
