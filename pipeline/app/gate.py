@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from pipeline.app.image_statements import state_gates, state_runs
 from pipeline.app.images import find_image
+from pipeline.app.on_slurm import NodeReply, SlurmNodes, SlurmOrder
 from pipeline.app.signing import Signing
 from pipeline.app.workspace import Workspace, host_platform, pick_platform
 from pipeline.artifacts.containers.box import Wanted
@@ -31,9 +34,9 @@ from pipeline.images.gate import patches, tracebacks
 from pipeline.images.gate.arch import ArchSpec, read_arch_spec
 from pipeline.images.gate.evidence import ImageGates, gate_error, keep_evidence, read_evidence
 from pipeline.images.gate.files import has_cases, read_setup
-from pipeline.images.gate.numerics import read_numeric_cases
+from pipeline.images.gate.numerics import numeric_cases, read_numeric_cases
 from pipeline.images.gate.parsers.cases import read_parser_gates
-from pipeline.images.gate.parsers.judge import open_parser_gate
+from pipeline.images.gate.parsers.judge import ParserGate, open_parser_gate
 from pipeline.images.gate.runs import ImageRun
 from pipeline.images.gate.smem.cases import read_gates
 from pipeline.images.gate.smem.engine import GateContext, WheelFinder, engine_pin, engine_work
@@ -47,6 +50,7 @@ from pipeline.images.gate.smem.image_gate import (
 )
 from pipeline.images.gate.smem.image_gate import sweep_launches as sweep
 from pipeline.images.gate.smem.limits import Card, card_for
+from pipeline.images.gate.smem.run import kept_or_asked
 from pipeline.images.gate.stage import (
     GateRun,
     run_arch,
@@ -146,8 +150,12 @@ def run_gates(
     kernels_only: bool = False,
     mirrors: tuple[str, ...] = (),
     offline: bool = False,
+    slurm: SlurmOrder | None = None,
 ) -> GateResults:
-    """Judge whether an image runs on its card, and state the result; no GPU is needed."""
+    """Judge whether an image runs on its card, and state the result; no GPU is needed.
+
+    With `slurm`, nodes of a cluster answer the cases of kernels and parsers.
+    """
     signing, built, arch_spec = Signing(), None, None
     runs: list[GateRun] = []
     context = make_gate_context(workspace, mirrors, offline)
@@ -162,11 +170,24 @@ def run_gates(
     if request.only:
         judges_parsers, judges_templates = (x in request.only for x in ("parsers", "templates"))
         judges_kernels = bool({"smem", "numerics"} & {*request.only})
+
+    def asking(gate: str) -> GateContext:
+        """The same context, whose cases nodes answer where that is asked for."""
+        if slurm is None:
+            return context
+        words = ["gate", "answer", name, "--only", gate]
+        words += ["--platform", pick_platform(spec, request.platform)]
+        words += ["--arch", request.arch] if request.arch else []
+        words += ["--series", request.series] if request.series else []
+        words += ["--unpatched"] if request.unpatched else []
+        words += ["--offline"] if offline else []
+        return replace(context, ask=SlurmNodes(slurm, words, checkout.root).ask)
+
     with context.store.in_use():
         if judges_kernels:
-            runs += _judge_kernels(context, request, signing)
+            runs += _judge_kernels(asking("smem"), request, signing)
         if judges_parsers and not kernels_only:
-            runs.append(_judge_chat(context, request, signing, is_rendering=False))
+            runs.append(_judge_chat(asking("parsers"), request, signing, is_rendering=False))
         if judges_templates and not kernels_only:
             runs.append(_judge_chat(context, request, signing, is_rendering=True))
         if request.wants_objects(spec.gates) and not kernels_only:
@@ -195,6 +216,43 @@ def run_gates(
                 error.hint = "The image is built with patches: leave --unpatched out to judge them."
             break
     return GateResults(runs, built, arch_spec, error)
+
+
+def answer_cases(
+    workspace: Workspace,
+    request: GateRequest,
+    keys: Sequence[str],
+    *,
+    mirrors: tuple[str, ...] = (),
+    offline: bool = False,
+) -> Iterator[NodeReply]:
+    """Answer the cases of one gate that keys name, for a machine that asks over Slurm.
+
+    A key that this machine would not give to any case has no answer here.
+    """
+    # at once: whoever asked counts the time from here, not from the queue
+    yield NodeReply(node=socket.gethostname())
+    context = make_gate_context(workspace, mirrors, offline)
+    plan = _plan_of(context, request.image, request.platform)
+    gate: ParserGate | ImageGate
+    target: Any  # of one kind or the other, as its cases are
+    with context.store.in_use():
+        if "parsers" in request.only:
+            gate = open_parser_gate(context, plan, request.series)
+            target = gate.target(gate.tree if request.unpatched else gate.patched())
+            cases: list[Any] = list(gate.gates.cases)
+        else:
+            gate = open_gate(context, plan, request.series)
+            card = chosen_card(context, request.image, request.platform, request.arch)
+            target = gate.target(gate.tree if request.unpatched else gate.patched(), card)
+            cases = [*gate.gates.cases(), *numeric_cases(gate)]
+        yield NodeReply(about=target.digests)
+        asked = {target.key(case): case for case in cases}
+        asked = {key: asked[key] for key in keys if key in asked}
+        answers = kept_or_asked(target, list(asked.values()))
+        for key, (_, answer, _) in zip(asked, answers, strict=True):
+            # as the store would hold it: a number that is none is null
+            yield NodeReply(key=key, answer=json.loads(answer.model_dump_json()))
 
 
 def _judge_kernels(context: GateContext, request: GateRequest, signing: Signing) -> list[GateRun]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from pipeline.cli.gate_tables import (
     show_templates,
     show_unreached,
 )
-from pipeline.cli.options import Numbers, flag_option, query
+from pipeline.cli.options import Numbers, command, flag_option, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.images.gate.arch import ARCHITECTURES, target_of
@@ -27,6 +28,9 @@ from pipeline.images.gate.stage import shown_result
 
 if TYPE_CHECKING:
     from pipeline.app.gate import GateRequest, GateResults
+    from pipeline.app.on_slurm import SlurmOrder
+
+_MOST_KEYS_BYTES = 1 << 20  # of some 70 bytes each
 
 arch_option = click.option(
     "--arch",
@@ -80,6 +84,7 @@ class FamilyPath(click.ParamType[Any]):
 @flag_option("--only-failed", help="Show only what failed or could not be judged.")
 @flag_option("--all", "show_all", help="List every case, also those that passed.")
 @flag_option("--discover", help="List the kernels that no case reaches yet.")
+@options.slurm_options
 @options.platform_option
 @options.mirror_option
 @options.offline_option
@@ -91,6 +96,7 @@ def gate_run_command(
     discover: bool,
     mirrors: tuple[str, ...],
     offline: bool,
+    slurm: SlurmOrder | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -111,6 +117,9 @@ def gate_run_command(
 
     arch: every object of the built image that holds CUDA code must hold code that the card can
     run. This needs none of NVIDIA's tools, and judges amd64 images on arm64, too.
+
+    With --on slurm, nodes answer the cases of smem, numerics and parsers, in chunks; this machine
+    judges their answers and keeps them. Cases that the store has an answer for are not asked again.
     """
     request = app.gate.GateRequest(**options)
     if discover and request.case:
@@ -136,7 +145,7 @@ def gate_run_command(
             message = f"{request.arch} is not known (known: {listed})"
             raise click.BadParameter(message, param_hint="--arch")
     done = app.gate.run_gates(
-        workspace, request, kernels_only=discover, mirrors=mirrors, offline=offline
+        workspace, request, kernels_only=discover, mirrors=mirrors, offline=offline, slurm=slurm
     )
     if as_json:
         smem, built = shown_result(done.runs), done.built
@@ -158,6 +167,43 @@ def gate_run_command(
         click.echo("\n\n".join(_texts(request, done, discover, only_failed, hide_passed)))
     if not discover:
         done.require_passed()
+
+
+@command
+@click.argument("image", metavar="IMAGE")
+@click.option(
+    "--only",
+    required=True,
+    type=click.Choice(["smem", "parsers"]),
+    help="The gate; smem has the cases of numerics, too.",
+)
+@arch_option
+@flag_option("--unpatched", help="Ask the engine as published, without patches.")
+@series_option
+@options.platform_option
+@options.mirror_option
+@options.offline_option
+def gate_answer_command(
+    workspace: Workspace,
+    /,
+    only: str,
+    mirrors: tuple[str, ...],
+    offline: bool,
+    **options: Any,
+) -> None:
+    """Answer the cases whose keys come on stdin, a key a line.
+
+    `sm120 gate run --on slurm` runs this on a node. Prints a line of JSON when it begins, one with
+    the digests of what decides answers, and one for each answer. A key that no case here has is
+    left out.
+    """
+    request = app.gate.GateRequest(only=(only,), **options)
+    keys = [line.strip() for line in sys.stdin.read(_MOST_KEYS_BYTES).splitlines()]
+    replies = app.gate.answer_cases(workspace, request, keys, mirrors=mirrors, offline=offline)
+    for reply in replies:
+        # a line at a time: what was printed before a node died counts
+        click.echo(log.json_text(reply.model_dump(exclude_defaults=True)))
+        sys.stdout.flush()
 
 
 def _texts(

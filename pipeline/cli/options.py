@@ -263,6 +263,39 @@ _layers_from = click.option(
     " compiling it [SM120_LAYERS_FROM].",
 )
 layers_options = packed("layers", _layers, _layers_from, trust_option)
+
+# nodes of a cluster that do the work; the command gets them as `slurm`, none for this machine
+slurm_options = packed(
+    "slurm",
+    lambda on, chunk, time_limit_s, node_command: app.on_slurm.SlurmOrder.read(
+        on, chunk, time_limit_s, node_command
+    ),
+    click.option(
+        "--on",
+        metavar="slurm[:PARTITION]",
+        help="Let nodes of a Slurm cluster answer what the store has no answer for.",
+    ),
+    click.option(
+        "--chunk",
+        type=click.IntRange(1, 500),
+        metavar="N",
+        help="Cases in one job [default: 24].",
+    ),
+    click.option(
+        "--time-limit",
+        "time_limit_s",
+        type=DURATION,
+        metavar="TIME",
+        help="How long a job may take, such as 30m; Slurm rounds up to minutes [default: 1h].",
+    ),
+    click.option(
+        "--node-command",
+        envvar="SM120_NODE_COMMAND",
+        metavar="COMMAND",
+        help="Path of `sm120` on the nodes, with options such as --store DIR; others can read it"
+        " [SM120_NODE_COMMAND; default: the path that it has here].",
+    ),
+)
 _registries = click.option(
     "--base-registry",
     "registries",

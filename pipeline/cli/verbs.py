@@ -119,6 +119,9 @@ GATE = {
     "run": Verb(
         "gate:gate_run_command", "Judge an image: shared memory, numerics, machine code.", "image"
     ),
+    "answer": Verb(
+        "gate:gate_answer_command", "Answer cases by their keys, as a node of Slurm.", "image"
+    ),
     "show": Verb("gate:gate_show_command", "Show the kept results of an image's gates.", "image"),
     "find": Verb("gate:gate_find_command", "Find the case of a kernel, by name or by a traceback."),
     "patches": Verb(

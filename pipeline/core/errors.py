@@ -498,6 +498,12 @@ class PodmanUnavailable(DockerUnavailable):
     hint = "`podman info` shows whether it works for this user; its own reason stands above."
 
 
+class SlurmUnavailable(ToolUnavailable):
+    """Slurm took no job, or started none"""
+
+    hint = "`sinfo` shows partitions and nodes, `squeue` what waits."
+
+
 class SandboxUnavailable(ToolUnavailable):
     """nothing on this machine can compile without network and out of reach of your files"""
 

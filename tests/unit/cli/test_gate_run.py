@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -99,3 +100,29 @@ def test_weights_are_for_parsers_and_templates_alone(
 ) -> None:
     ended = sm120(*RUN, "sglang-k2", "--only", only, "--weights", f"kimi-k2.5={tmp_path}")
     assert ended.code == 2
+
+
+def test_a_node_says_that_it_begins_before_it_makes_anything(
+    sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"sha256:{'0' * 64}\n"))
+    words = ("--checkout", ROOT, "gate", "answer", "sglang-k2", "--only", "parsers", "--offline")
+    ended = sm120(*words)
+    assert json.loads(ended.out.splitlines()[0])["node"]
+    assert ended.code == 22
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        (("--on", "host1"), 10, "is neither slurm nor slurm:PARTITION"),
+        (("--chunk", "5"), 10, "are about nodes"),
+        (("--on", "slurm", "--chunk", "0"), 2, "not in the range"),
+        (("--on", "slurm", "--time-limit", "5"), 2, "is not a time such as 90s"),
+    ],
+)
+def test_options_of_nodes_that_cannot_be_meant_are_refused(
+    sm120: Command, words: tuple[str, ...], code: int, reason: str
+) -> None:
+    ended = sm120(*RUN, "sglang-k2", "--only", "parsers", *words)
+    assert (ended.code, reason in ended.err) == (code, True)

@@ -207,12 +207,15 @@ class ParserGate(OpenedGate[ParserGates]):
 
     image: ImagePlan | None = None  # where its base has the engine
 
+    def target(self, tree: EngineTree) -> ParserTarget:
+        about = (self.context.store, self.environment, tree, self.gates.file)
+        return ParserTarget(*about, ask=self.context.ask)
+
     def judge(self, tree: EngineTree, cases: Sequence[ParserCase]) -> list[ParserResult]:
         """Every case's verdict on one tree."""
-        target = ParserTarget(self.context.store, self.environment, tree, self.gates.file)
         return [
             ParserResult.of(case, answer, self.gates.file, is_kept)
-            for case, answer, is_kept in kept_or_asked(target, cases)
+            for case, answer, is_kept in kept_or_asked(self.target(tree), cases)
         ]
 
 
@@ -255,7 +258,7 @@ def run_parser_gate(
         verdict=worst([case.verdict for case in cases], "unknown"),
         cases=cases,
         not_judged=dict(gate.gates.file.not_judged),
-        sandbox=ParserTarget(gate.context.store, gate.environment, tree, gate.gates.file).sandbox,
+        sandbox=gate.target(tree).sandbox,
         seconds=round(time.monotonic() - start, 3),
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
@@ -154,6 +154,8 @@ class GateContext:
     host: str  # this machine's platform
     make_fetcher: Callable[[], Fetcher]
     make_finder: Callable[[], WheelFinder]
+    # who answers cases that have no answer yet, where that is not this machine
+    ask: Callable[[Any, Sequence[Any]], list[Any]] | None = None
 
     def work(self, plans: Sequence[LayerPlan]) -> Work:
         """Finds which layers are missing, and what must be fetched for them."""

@@ -70,7 +70,8 @@ class ImageGate(OpenedGate[Gates]):
     """An image made ready for judging its kernels."""
 
     def target(self, tree: EngineTree, card: Card) -> GateTarget:
-        return GateTarget(self.context.store, self.environment, tree, self.gates.setup, card)
+        about = (self.context.store, self.environment, tree, self.gates.setup, card)
+        return GateTarget(*about, ask=self.context.ask)
 
     def judge(self, tree: EngineTree, card: Card, cases: Sequence[KernelCase]) -> list[CaseResult]:
         """Every case's verdict on one tree."""

@@ -8,7 +8,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -76,6 +76,8 @@ class WorkerTarget(Generic[Case, Answer]):
     environment: Environment
     tree: EngineTree
     sandbox: Sandbox = field(default_factory=find_sandbox, kw_only=True)
+    # in place of `ask_workers`, as of a context
+    ask: Callable[[Any, Sequence[Any]], list[Any]] | None = field(default=None, kw_only=True)
 
     @property
     def program(self) -> Path:
@@ -116,8 +118,20 @@ class WorkerTarget(Generic[Case, Answer]):
     def folder(self, name: str) -> Path:
         return self.store.root / "gate" / name
 
+    @property
+    def digests(self) -> dict[str, str]:
+        """What decides answers besides the case, for the message where two machines differ."""
+        worker = worker_digest(self.program)
+        return {"worker": worker, "environment": self.environment.key, "engine": self.tree.digest}
+
     def answer_path(self, case: Case) -> Path:
         return self.folder("answers") / f"{self.key(case).removeprefix('sha256:')}.json"
+
+    def keep(self, case: Case, answer: Answer) -> None:
+        """Keeps an answer under its key, unless another try might fare better."""
+        # a worker died or was stopped, or the environment lacks a module: no fault of the kernel
+        if answer.ended not in ("died", "timed out", "not imported"):
+            write_bytes(self.answer_path(case), answer.model_dump_json().encode())
 
 
 @dataclass(frozen=True)
@@ -233,7 +247,7 @@ def kept_or_asked(
     if kept:
         log.say(f"  {len(kept)} of {log.count(len(cases), 'case')} judged before, from the store")
     asked = [case for case in cases if case.name not in kept]
-    new = {answer.case: answer for answer in ask_workers(target, asked)}
+    new = {answer.case: answer for answer in (target.ask or ask_workers)(target, asked)}
     return [(case, kept.get(case.name) or new[case.name], case.name in kept) for case in cases]
 
 
@@ -273,10 +287,7 @@ def _ask_in_turn(
         # also those that a worker began and did not live to answer
         gauge.at(len(new))
         for case, answer in zip(todo, new, strict=False):
-            # Another try might fare better after these: a worker died or was stopped, or the
-            # environment lacks a module, which is no fault of the kernel.
-            if answer.ended not in ("died", "timed out", "not imported"):
-                write_bytes(target.answer_path(case), answer.model_dump_json().encode())
+            target.keep(case, answer)
         answers += new
     return answers
 
@@ -331,7 +342,7 @@ def _one_process(
     with output.open("rb") as file:
         file.seek(max(0, output.stat().st_size - 4096))
         last = proc.last_line(file.read(4096).decode(errors="replace"), "without output")
-    message = f"the worker died: {_harmless(last)[:300]}" if ended == "died" else ""
+    message = f"the worker died: {harmless(last)[:300]}" if ended == "died" else ""
     unanswered = cases[len(answers) : len(answers) + 1]
     if ended == "died" and not began:
         # where it could not even begin, no later case would fare better
@@ -387,16 +398,16 @@ def _lines(reader: BinaryIO, most: int) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
-            lines.append(_harmless(value))
+            lines.append(harmless(value))
     return lines
 
 
-def _harmless(value: Any) -> Any:
+def harmless(value: Any) -> Any:
     """Removes terminal control characters: engine code chose some of this text."""
     if isinstance(value, str):
         return "".join(c if c.isprintable() or c == "\n" else " " for c in value)
     if isinstance(value, list):
-        return [_harmless(part) for part in value]
+        return [harmless(part) for part in value]
     if isinstance(value, dict):
-        return {_harmless(key): _harmless(part) for key, part in value.items()}
+        return {harmless(key): harmless(part) for key, part in value.items()}
     return value
