@@ -19,6 +19,8 @@ _EXAMPLES = {
     "nvidia_repository_key": "keys/nvidia.gpg",
     "registry_name": "registry.example",
     "registry_htpasswd": "{{ vault_registry_htpasswd }}",
+    "slurm_head": "gpu1.example",
+    "slurm_munge_key": "{{ vault_slurm_munge_key }}",
     "weights_wheel": "dist/sm120_pipeline-0.1.0-py3-none-any.whl",
     "weights_requirements": "lockfiles/tool/run.txt",
     "weights_checkout": "{{ playbook_dir }}/..",
@@ -49,6 +51,10 @@ _NOT_JUDGED = {
     ],
     "registry": ["The layers below the first folders of its storage: clients verify digests."],
     "weights": ["Group permissions below the folder of the weights: a site shares them so."],
+    "slurm": [
+        "What sites set in /etc/slurm beside the three files of the role, and other partitions.",
+        "Whether a job sees the cards that it was given and no others: that takes a job.",
+    ],
     "nvidia_repository": ["Keys that a source names itself by Signed-By: they speak for it alone."],
 }
 

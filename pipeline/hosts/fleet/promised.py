@@ -132,6 +132,17 @@ class WeightsPromise(RolePromise):
     scrub_at: str
 
 
+class SlurmPromise(RolePromise):
+    """A part in a Slurm cluster: the queue, a node, or both."""
+
+    is_head: bool
+    is_node: bool
+    cluster: str
+    partition: str
+    nodes: int  # of the whole cluster
+    key_sha256: str  # the key itself stays in the vault
+
+
 class Roles(Frozen):
     """The promises of every role that the host has."""
 
@@ -144,6 +155,7 @@ class Roles(Frozen):
     host_tuning: TuningPromise | None = None
     registry: RegistryPromise | None = None
     weights: WeightsPromise | None = None
+    slurm: SlurmPromise | None = None
 
     def states(self) -> dict[str, State]:
         """The state of each promised role, by name."""

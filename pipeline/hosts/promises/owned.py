@@ -36,6 +36,10 @@ LEFT = {
         *("/opt/sm120", f"{_SYSTEMD}/sm120-scrub.timer"),
         f"{_SYSTEMD}/sm120-scrub.service",
     ],
+    "slurm": [
+        *("/etc/slurm/slurm.conf", "/etc/slurm/gres.conf", "/etc/slurm/cgroup.conf"),
+        f"{_SYSTEMD}/slurmd.service.d/sm120.conf",
+    ],
 }
 # written or read as root by a role, but not its own or gone after a boot
 _USED = {
