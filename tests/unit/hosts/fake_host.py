@@ -27,6 +27,7 @@ class FakeHost:
 
     files: dict[str, str] = field(default_factory=dict)
     modes: dict[str, int] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)
     units: dict[str, tuple[bool, bool]] = field(default_factory=dict)  # enabled, running
     outputs: dict[str, tuple[int, str]] = field(default_factory=dict)  # by how a command begins
     mounted: tuple[str, ...] = ()
@@ -38,6 +39,7 @@ class FakeHost:
             exists=text is not None or below,
             content_string=text,
             mode=self.modes.get(path, 0o644),
+            user=self.owners.get(path, "root"),
             sha256sum=hashlib.sha256((text or "").encode()).hexdigest(),
         )
 

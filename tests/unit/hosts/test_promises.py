@@ -61,6 +61,8 @@ from tests.unit.hosts.good_host import (
     with_file,
 )
 from tests.unit.hosts.promise_values import changed_unit, keyed, weights_with
+from tests.unit.hosts.test_slurm_promises import GOOD as CLUSTER
+from tests.unit.hosts.test_slurm_promises import HEAD
 
 # each promise that is judged by the host alone, with hosts on which it must not hold
 ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
@@ -617,7 +619,9 @@ def test_a_promise_holds_on_a_good_host_and_is_broken_on_each_bad_one(
 def test_every_check_of_every_role_gets_what_it_asks_for(
     promised: Promised, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_testinfra", lambda *_: GOOD)
+    cluster = {name: getattr(CLUSTER, name) for name in ("files", "modes", "owners", "units")}
+    both = GOOD.but(**cluster, outputs=CLUSTER.outputs)
+    monkeypatch.setattr(run, "_testinfra", lambda *_: both)
     roles = Roles(
         nvidia_repository=keyed(REPOSITORY, key),
         nvidia_driver=DRIVER,
@@ -628,6 +632,7 @@ def test_every_check_of_every_role_gets_what_it_asks_for(
         host_tuning=TUNING,
         registry=REGISTRY,
         weights=weights_with(key),
+        slurm=HEAD,
     )
     host = promised.model_copy(update={"roles": roles})
     rows = judge_promises(host, Remote(host.connection), machine())
