@@ -25,9 +25,16 @@ def find_any_model(workspace: Workspace, model: str) -> ModelSource:
 
 
 def as_served(
-    workspace: Workspace, source: ModelSource, name: str, *, gpus: int, vram: int, ctx: int
+    workspace: Workspace,
+    source: ModelSource,
+    name: str,
+    *,
+    gpus: int,
+    nodes: int,
+    vram: int,
+    ctx: int,
 ) -> tuple[str, FitQuestion] | None:
-    """The recipe that serves a model on such cards, and what it asks of them."""
+    """The recipe that serves a model on such cards, of all nodes, and what it asks of them."""
     checkout = workspace.checkout_or_none()
     if checkout is None or not isinstance(source.model, Architecture):
         return None
@@ -36,7 +43,8 @@ def as_served(
         recipe
         for recipe in map(recipes.read, recipes.names())
         if recipe.model.weights == name
-        and (recipe.hardware.cards, recipe.hardware.card) == (gpus, "rtx-pro-6000")
+        and (recipe.nodes, recipe.nodes * recipe.hardware.cards) == (nodes, gpus)
+        and recipe.hardware.card == "rtx-pro-6000"
         and recipe.hardware.processor is None
     ]
     # the first one to try names what to try next

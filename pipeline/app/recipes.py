@@ -27,8 +27,12 @@ from pipeline.images.spec.image import ImageSpec
 from pipeline.serving.recipe.container import LOOPBACK, LaunchTarget
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import (
+    NodePlace,
     Overrides,
     model_words,
+    node_places,
+    on_node,
+    over_nodes,
     plan_launch,
     read_overrides,
     with_whole_repositories,
@@ -268,8 +272,12 @@ class RenderRequest:
     registry: str | None = None  # where the image was published
     gpus: tuple[int, ...] | None = None
     host_nccl: str | None = None
-    runner: str = "docker"
+    runner: str | None = None  # none: Docker in a unit, Podman in a Slurm job
     node: str = "127.0.0.1"
+    nodes: int | None = None  # machines in place of the recipe's
+    hosts: tuple[str, ...] = ()  # their addresses, in the order of their ranks
+    rank: int | None = None  # this one alone
+    rdma: bool = False
     lan: bool = False
     detach: bool = False
     no_cdi: bool = False
@@ -281,10 +289,13 @@ class RenderRequest:
 
 
 class Rendered(NamedTuple):
-    """What all formats are made of, and the text of the one that was asked for."""
+    """What all formats are made of, and the text of the one that was asked for.
 
-    body: dict[str, Any]
-    text: Callable[[], str]
+    An engine over several nodes has a text for each rank.
+    """
+
+    body: dict[str, Any] | list[dict[str, Any]]
+    texts: Callable[[], dict[int, str]]
 
 
 def render_recipe(workspace: Workspace, request: RenderRequest) -> Rendered:
@@ -293,6 +304,7 @@ def render_recipe(workspace: Workspace, request: RenderRequest) -> Rendered:
 
     form = request.format_name
     recipe = recipes_of(workspace, request.folders).read(request.recipe)
+    recipe = over_nodes(recipe, request.nodes or len(request.hosts) or recipe.nodes)
     overrides = all_overrides(recipe, request.overrides, request.weights)
     say_contrary(recipe)
     if form == "shell" and recipe.image:
@@ -300,7 +312,13 @@ def render_recipe(workspace: Workspace, request: RenderRequest) -> Rendered:
     if form == "env":
         name = overrides.served_model_name or recipe.model.name
         settings = client_settings(name, overrides.port or recipe.port, request.node)
-        return Rendered(dict(settings), lambda: render_env(settings))
+        return Rendered(dict(settings), lambda: {0: render_env(settings)})
+    # Slurm knows the addresses once it has chosen the nodes; Kubernetes is refused below
+    places = {} if form in ("slurm", "kubernetes") else node_places(recipe, request.hosts)
+    if request.rank is not None and request.rank not in places:
+        ranks = f"its ranks are 0 to {recipe.nodes - 1}" if places else "it has no ranks"
+        message = f"{recipe.name}: --node-rank {request.rank}: {ranks}"
+        raise errors.RecipeInvalid(message, "Leave --node-rank out, or name another one.")
     reference = parse_reference(request.registry) if request.registry else None
     contained, digest = form in CONTAINED, None
     if contained and recipe.image:
@@ -328,7 +346,13 @@ def render_recipe(workspace: Workspace, request: RenderRequest) -> Rendered:
         digest=digest,
     )
     launch = with_whole_repositories(launch)
-    require_known_flags(workspace.checkout(), launch)
+    launches = {rank: on_node(launch, place) for rank, place in places.items()} or {0: launch}
+    # the flags of two ranks are those of all, also where Slurm is to place them
+    meeting = [NodePlace(rank, LOOPBACK, LOOPBACK) for rank in range(min(recipe.nodes, 2))]
+    for each in [on_node(launch, place) for place in meeting] if meeting[1:] else [launch]:
+        require_known_flags(workspace.checkout(), each)
+    if request.rank is not None:
+        launches = {request.rank: launches[request.rank]}
     # the image by digest in its registry, or by the name that `sm120 load` gives it
     image = ""
     if recipe.image and digest:
@@ -336,21 +360,24 @@ def render_recipe(workspace: Workspace, request: RenderRequest) -> Rendered:
         if reference:
             image = str(reference.model_copy(update={"tag": None, "digest": digest}))
 
-    def text() -> str:
+    def texts() -> dict[int, str]:
         body = {
             "image": image,
             "gpus": request.gpus,
             "nccl": request.host_nccl,
-            "runner": request.runner,
+            "runner": request.runner or ("podman" if form == "slurm" else "docker"),
+            "rdma": request.rdma,
             "lan": request.lan,
             "cdi": not request.no_cdi,
             "detached": request.detach,
             "claim": request.claim,
             "weights_image": request.weights_image,
         }
-        return render_launch(launch, LaunchTarget.model_validate(body), form)
+        target = LaunchTarget.model_validate(body)
+        return {rank: render_launch(each, target, form) for rank, each in launches.items()}
 
-    return Rendered(launch.model_dump(mode="json"), text)
+    shown = [each.model_dump(mode="json") for each in launches.values()]
+    return Rendered(shown if places else shown[0], texts)
 
 
 def _compare_engines(checkout: Checkout, recipe: Recipe) -> None:

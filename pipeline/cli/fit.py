@@ -44,7 +44,13 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 
 @click.command("fit")
 @click.argument("model", metavar="NAME|ORG/MODEL[@REVISION]|DIR|FILE")
-@click.option("--gpu-count", "gpus", type=_COUNT, default=8, help="Number of GPUs.")
+@click.option("--gpu-count", "gpus", type=_COUNT, default=8, help="Number of GPUs of each node.")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 64),
+    default=1,
+    help="Machines that share the model (sglang, vLLM).",
+)
 @click.option(
     "--vram",
     type=CARD_SIZE,
@@ -59,7 +65,11 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 @click.option(
     "--kv", type=click.Choice(["bf16", "fp8"]), help="Type of the KV cache [default: the model's]."
 )
-@click.option("--tp", type=_COUNT, help="GPUs that share the model (sglang, vLLM) [default: all].")
+@click.option(
+    "--tp",
+    type=_COUNT,
+    help="GPUs that share the model, of all nodes (sglang, vLLM) [default: all].",
+)
 @click.option("--dcp", type=_COUNT, help="GPUs that share the tokens of a request (vLLM).")
 @click.option(
     "--engine",
@@ -118,9 +128,12 @@ def weights_fit_command(
     on GPUs and host together; for it, a placement of the experts is calculated, as -ot lines.
     """
     source = app.fit.find_any_model(context.obj, model)
+    # from here on those of all nodes: what a card holds depends on how many share the model
+    options["gpus"] *= options["nodes"]
     # where the user chose no settings, those of a recipe count
-    if all(_is_default(context, n) for n in ("engine", "kv", *_ONLY)):
-        sizes = {name: options[name] for name in ("gpus", "vram", "ctx")}
+    chosen = {"engine", "kv", *_ONLY} - {"nodes"}
+    if all(_is_default(context, name) for name in chosen):
+        sizes = {name: options[name] for name in ("gpus", "nodes", "vram", "ctx")}
         served = app.fit.as_served(context.obj, source, model, **sizes)
     else:
         served = None
@@ -148,6 +161,8 @@ def weights_fit_command(
     # refused here in the terms of the options, rather than as a model that does not fit
     if tp > options["gpus"]:
         raise click.UsageError(f"--tp {tp}: there are only {options['gpus']} cards.")
+    if tp % options["nodes"]:
+        raise click.UsageError(f"--tp {tp}: {options['nodes']} nodes cannot share it evenly.")
     if tp % dcp:
         raise click.UsageError(f"--dcp {dcp}: it must divide the {tp} cards of a model.")
     asked = {
@@ -173,11 +188,16 @@ def _is_default(context: click.Context, name: str) -> bool:
 _PARALLEL = ("sglang", "vllm")
 
 
+_BETWEEN_NODES = (
+    "Between nodes NCCL has buffers of its own, for each network adapter; no measurement of them"
+    " was found, and they are not in this sum."
+)
 _ONLY: dict[str, tuple[str, ...]] = {
     "mem_fraction": ("sglang",),
     "gpu_util": ("vllm",),
     "dcp": ("vllm",),
     "max_seqs": ("vllm",),
+    "nodes": _PARALLEL,
     "tp": _PARALLEL,
     "prefill": _PARALLEL,
     "weights_per_gpu": _PARALLEL,
@@ -216,6 +236,7 @@ def _parallel(
             f" room for {result.room.kv_tokens:,} tokens"
             f"{between if question.measured_bytes is None else ''}.",
             *result.notes,
+            *([_BETWEEN_NODES] if options["nodes"] > 1 else []),
             *disk_lines(source, options),
         )
         # by the low estimate: a promise that holds if the weights turn out larger
@@ -224,7 +245,7 @@ def _parallel(
         verdict = f"does not fit: {result.short}" if result.short else f"fits: {room}"
         _print(f"{source.name} {verdict}.")
     if result.short:
-        hint = parallel_hint(source.model, question, result, options["gpus"])
+        hint = parallel_hint(source.model, question, result, options["gpus"], options["nodes"])
         raise DoesNotFit(f"{source.name}: {result.short}", hint)
 
 
@@ -278,6 +299,7 @@ def _about(source: ModelSource, options: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": source.name,
         "recipe": options.get("recipe"),
+        **({"nodes": options["nodes"]} if options["nodes"] > 1 else {}),
         "origin": source.origin,
         "disk_bytes": source.disk_bytes,
         "disk_is_estimate": source.is_estimate,
@@ -291,14 +313,18 @@ def _print(*lines: str) -> None:
 
 def heading(source: ModelSource, engine: str, options: dict[str, Any]) -> str:
     """What is asked, and where the answer comes from."""
-    cards = f"{log.count(options['gpus'], 'card')} of {gib(options['vram'])}"
+    nodes = options["nodes"]
+    cards = f"{log.count(options['gpus'] // nodes, 'card')} of {gib(options['vram'])}"
+    cards = f"{nodes} nodes with {cards} each" if nodes > 1 else cards
     return f"{source.name} on {cards} with {engine}\nread from: {source.origin}\n"
 
 
 def disk_lines(source: ModelSource, options: dict[str, Any]) -> list[str]:
     """What it takes on a disk, and how long to bring it."""
     about = " by the sum of its tensors" if source.is_estimate else ""
-    lines = [f"Disk: {log.size(source.disk_bytes)} ({gib(source.disk_bytes)}){about}."]
+    # every rank reads the files of its own node
+    on_each = " on each node" if options["nodes"] > 1 else ""
+    lines = [f"Disk: {log.size(source.disk_bytes)} ({gib(source.disk_bytes)}){on_each}{about}."]
     if options["mbps"]:
         seconds = source.disk_bytes / options["mbps"] / 1e6
         hours, minutes = divmod(round(seconds / 60), 60)

@@ -18,6 +18,8 @@ from pipeline.core.files import write_bytes
 from pipeline.serving.recipe.render.formats import FORMATS
 
 _MOST_SHOWN = 60
+# What starts the container, where a format leaves a choice.
+_RUNNERS = {"systemd": ("docker", "podman"), "slurm": ("podman", "pyxis")}
 
 
 @query
@@ -29,6 +31,7 @@ def recipe_list_command(workspace: Workspace, folders: tuple[Path, ...], as_json
     for recipe in map(recipes.read, recipes.names()):
         cards = recipe.hardware
         gpus = f"{cards.cards}x {cards.card}" if cards.cards else None
+        gpus = f"{recipe.nodes} nodes, {gpus}" if recipe.nodes > 1 else gpus
         row = {name: getattr(recipe, name) for name in head if name != "gpus"}
         rows.append({**row, "gpus": gpus})
     if as_json:
@@ -70,11 +73,24 @@ def recipe_show_command(
 @click.option(
     "--runtime",
     "runner",
-    type=click.Choice(["docker", "podman"]),
-    default="docker",
-    help="What a systemd unit starts.",
+    type=click.Choice(["docker", "podman", "pyxis"]),
+    help="What a systemd unit [docker] or a Slurm job starts [podman; pyxis where a site has it].",
 )
 @click.option("--node", default="127.0.0.1", help="Address of the server, for --as env.")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 64),
+    help="Machines that share the model, with the recipe's cards divided among them.",
+)
+@click.option(
+    "--hosts",
+    type=options.Read("addresses", lambda text: tuple(filter(None, text.split(",")))),
+    default="",
+    metavar="ADDRESS,...",
+    help="Addresses of the nodes, in the order of their ranks; the first one answers clients.",
+)
+@click.option("--node-rank", "rank", type=click.IntRange(0), help="Print this rank alone.")
+@flag_option("--rdma", help="Give the container the host's RDMA devices (InfiniBand, RoCE).")
 @flag_option("--lan", help="Let other machines connect, too.")
 @flag_option("--detach", help="Start the container in the background (docker, podman).")
 @flag_option(
@@ -100,6 +116,9 @@ def render_command(
     user without rights; only this machine can connect, unless --lan is given. --as shell is the
     same engine without a container, --as env what clients of the server set. --json prints what
     all formats are made of.
+
+    Of a recipe over several nodes, each rank is printed; --output FILE.EXT then writes
+    FILE-rank-0.EXT, FILE-rank-1.EXT and so on. --as slurm is one job for all of them.
     """
     request = app.recipes.RenderRequest(**options)
     form = request.format_name
@@ -108,16 +127,27 @@ def render_command(
         raise click.UsageError(f"--detach is for docker and podman; this is {form}.")
     if request.weights_image and form != "kubernetes":
         raise click.UsageError(f"--weights-image is for kubernetes; this is {form}.")
-    engine = request.runner if form == "systemd" else form
+    if form == "slurm" and (request.hosts or request.rank is not None):
+        raise click.UsageError("Slurm chooses the nodes: leave --hosts and --node-rank out.")
+    if request.rdma and form in ("kubernetes", "shell", "env"):
+        raise click.UsageError(f"--rdma is for a container that this starts; this is {form}.")
+    if request.runner and request.runner not in (_RUNNERS.get(form) or ()):
+        raise click.UsageError(f"--runtime {request.runner} is not for {form}.")
+    engine = (request.runner or "docker") if form == "systemd" else form
     if request.no_cdi and engine not in ("docker", "compose"):
         raise click.UsageError(f"--no-cdi is for Docker; this is {engine}.")
     done = app.recipes.render_recipe(workspace, request)
     if as_json:
         return say_json(done.body)
-    if out is None:
-        return click.echo(done.text(), nl=False)
-    write_bytes(out, done.text().encode())
-    log.say(f"wrote {out}")
+    texts = done.texts()
+    for rank, text in texts.items():
+        if out is None:
+            ranked = f"# rank {rank} of {len(texts)}\n{text}\n"
+            click.echo(ranked if len(texts) > 1 else text, nl=False)
+            continue
+        path = out.with_name(f"{out.stem}-rank-{rank}{out.suffix}") if len(texts) > 1 else out
+        write_bytes(path, text.encode())
+        log.say(f"wrote {path}")
 
 
 @query

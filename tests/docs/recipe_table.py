@@ -50,7 +50,8 @@ def _row(recipe: Recipe) -> str:
 
 def _cards(recipe: Recipe) -> str:
     machine = recipe.hardware
-    return f"{machine.cards} × {_CARDS[machine.card]}" if machine.card else "none"
+    cards = f"{machine.cards} × {_CARDS[machine.card]}" if machine.card else "none"
+    return f"{recipe.nodes} nodes with {cards}" if recipe.nodes > 1 else cards
 
 
 def _context(recipe: Recipe) -> str:

@@ -27,6 +27,7 @@ class Label(StrEnum):
     ATTEMPT = "sm120.attempt"
     PORT = "sm120.port"
     MODEL = "sm120.model"
+    RANK = "sm120.rank"  # and the number of nodes, such as 1/2
     OWNER = "sm120.owner"  # several users may share one Docker
 
 
@@ -54,6 +55,8 @@ class ContainerArguments(Frozen):
     shm_bytes: int | None
     memory_locked: bool
     devices: list[str]  # cards by their CDI names
+    # the host's own network, where ranks on several machines choose their ports themselves
+    host_network: bool = False
     capabilities: list[Word]
 
     def run_flags(self) -> list[str]:
@@ -64,7 +67,10 @@ class ContainerArguments(Frozen):
         words += [f"--ipc={self.ipc}"] if self.ipc == "host" else []
         words += [f"--shm-size={self.shm_bytes}"] if self.shm_bytes else []
         words += ["--ulimit=memlock=-1:-1"] if self.memory_locked else []
-        words += [f"--publish={self.address}:{self.port}:{self.port}"] if self.port else []
+        if self.host_network:
+            words.append("--network=host")
+        elif self.port:
+            words.append(f"--publish={self.address}:{self.port}:{self.port}")
         words += [f"--entrypoint={self.entrypoint}"] if self.entrypoint else []
         for mount in self.mounts:
             words.append(f"--volume={mount.host}:{mount.inside}{':ro' if mount.read_only else ''}")

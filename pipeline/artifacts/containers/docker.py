@@ -172,7 +172,7 @@ class Docker:
         ]
         if arguments.cache:
             mounts.append(Mount(arguments.cache.inside, arguments.cache.name, type="volume"))
-        port, cards = arguments.port, arguments.devices
+        port, cards = None if arguments.host_network else arguments.port, arguments.devices
         # the same as `run_flags`
         wanted: dict[str, Any] = {
             "name": arguments.name,
@@ -183,6 +183,7 @@ class Docker:
             "labels": arguments.labels,
             "mounts": mounts,
             "ports": {f"{port}/tcp": (arguments.address, port)} if port else {},
+            "network_mode": "host" if arguments.host_network else None,
             "ipc_mode": "host" if arguments.ipc == "host" else None,
             "shm_size": arguments.shm_bytes,
             "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)] * arguments.memory_locked,

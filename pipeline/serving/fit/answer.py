@@ -167,8 +167,10 @@ def needed_fraction(room: MemoryBudget, question: FitQuestion) -> float | None:
     return math.ceil(1000 * (room.fraction + lacking / whole)) / 1000
 
 
-def parallel_hint(model: Architecture, question: FitQuestion, result: FitAnswer, cards: int) -> str:
-    """What to change where sglang or vLLM has too little room."""
+def parallel_hint(
+    model: Architecture, question: FitQuestion, result: FitAnswer, cards: int, nodes: int = 1
+) -> str:
+    """What to change where sglang or vLLM has too little room on the cards of all nodes."""
 
     def fits(**changes: object) -> bool:
         try:
@@ -194,8 +196,9 @@ def parallel_hint(model: Architecture, question: FitQuestion, result: FitAnswer,
         options.append(f"--prefill {prefill}")
     # measured weights are those of as many cards as they were measured with
     more = range(question.tp + 1, 1 if question.measured_bytes else _MOST_CARDS + 1)
-    if tp := _first((n for n in more if n % question.dcp == 0), lambda n: fits(tp=n)):
-        gpus = f"--gpu-count {tp}" if tp > cards else ""
+    even = (n for n in more if n % question.dcp == n % nodes == 0)
+    if tp := _first(even, lambda n: fits(tp=n)):
+        gpus = f"--gpu-count {tp // nodes}" if tp > cards else ""
         flags = [gpus, "" if gpus and question.tp == cards else f"--tp {tp}"]
         options.append(" ".join(filter(None, flags)))
     if room.kv_bytes > 0:

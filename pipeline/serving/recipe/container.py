@@ -31,6 +31,8 @@ SHM_BYTES = 32 << 30
 # The Ansible role nccl writes both.
 NCCL_SETTINGS = "/etc/sm120/nccl.env"
 NCCL_LIBRARY = Mount(host="/usr/local/lib/sm120", inside="/usr/local/lib/sm120")
+# InfiniBand and RoCE: a process reaches the adapter through these, with memory that may be locked.
+RDMA_DEVICES = "/dev/infiniband"
 # Tables of units, shells and environments end a value at a line's end.
 _LINE_ENDS = ("Cc", "Zl", "Zp")  # of unicodedata, with all control characters
 # Marks that turn the direction of a text: what a person reads is then not what runs.
@@ -54,8 +56,13 @@ def container_arguments(
             f"`sm120 render {launch.recipe} --as shell` prints its command.",
         )
     name, own, has_cards = container_name(launch.recipe), launch.container, launch.cards > 0
+    words, is_shared = launch.arguments, launch.nodes > 1
+    if is_shared and "--host" not in words and not (launch.rank and launch.engine == "vllm"):
+        # the images' entrypoints listen everywhere, and a host's own network publishes all of it
+        words = [*words, "--host", address]
     own_labels: dict[str, str] = {Label.RECIPE: launch.recipe, Label.IMAGE: launch.image}
     own_labels |= {Label.PORT: str(launch.port), Label.MODEL: launch.model}
+    own_labels |= {Label.RANK: f"{launch.rank}/{launch.nodes}"} if is_shared else {}
     cache_name = name
     if launch.digest:
         own_labels[Label.DIGEST] = launch.digest
@@ -64,7 +71,7 @@ def container_arguments(
     return ContainerArguments(
         name=name,
         image=image,
-        arguments=launch.arguments,
+        arguments=words,
         environment=launch.environment,
         labels={**own_labels, **(labels or {})},
         mounts=launch.mounts,
@@ -75,6 +82,7 @@ def container_arguments(
         shm_bytes=SHM_BYTES if has_cards and own.ipc == "private" else None,
         memory_locked=own.memory_locked and has_cards,
         devices=[f"nvidia.com/gpu={index}" for index in cards or ("all",)] if has_cards else [],
+        host_network=is_shared,
         capabilities=own.capabilities,
     )
 
@@ -91,7 +99,8 @@ class LaunchTarget(Frozen):
     image: str = ""  # as the container engine finds it: by digest, or a local name
     gpus: list[Gpu] | None = None  # none: all of them
     nccl: Literal["settings", "patched"] | None = None  # of the host, by the role nccl
-    runner: Literal["docker", "podman"] = "docker"  # of a systemd unit
+    runner: Literal["docker", "podman", "pyxis"] = "docker"  # of a systemd unit or a Slurm job
+    rdma: bool = False  # the container gets the host's RDMA devices
     lan: bool = False  # other machines may connect, too
     cdi: bool = True  # Docker knows the cards by their CDI names
     detached: bool = False  # a command starts the container and ends
@@ -138,6 +147,11 @@ def contained(launch: Launch, target: LaunchTarget) -> ContainerArguments:
     """The container that `sm120 serve` would start, with what its document has otherwise."""
     if launch.cards and target.gpus is not None:
         require_count(launch, target.gpus)
+    if target.rdma and launch.environment.get("NCCL_IB_DISABLE") == "1":
+        raise RecipeInvalid(
+            f"{launch.recipe}: sets NCCL_IB_DISABLE=1, so that NCCL uses no RDMA device",
+            "Leave --rdma out, or copy the recipe without that variable.",
+        )
     documented = launch.container.as_documented
     address = ANYWHERE if target.lan or documented else LOOPBACK
     cards = target.gpus or ()

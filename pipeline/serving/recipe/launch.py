@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from pipeline.artifacts.containers.arguments import Mount
 from pipeline.core.errors import RecipeInvalid
@@ -35,6 +36,10 @@ WEIGHTS, DRAFT = "/models", "/draft"
 # The field of each engine that a recipe's override takes the place of.
 CONTEXT = {VllmFlags: "max_model_len", SglangFlags: "context_length", LlamaFlags: "ctx_size"}
 MEMORY = {VllmFlags: "gpu_memory_utilization", SglangFlags: "mem_fraction_static"}
+# Where the ranks of an engine meet, by vLLM's default; nothing there asks for a password.
+MASTER_PORT = 29501
+# The variable by which each engine is told its own address.
+OWN_ADDRESS = {"vllm": "VLLM_HOST_IP", "sglang": "SGLANG_HOST_IP"}
 # A repository's folder has its name from the Hub's client, or the commit tells what it is.
 _SNAPSHOT = re.compile(
     r"(?P<repository>.*/models--[^/]+(?=/snapshots/[^/])|.+(?=/snapshots/[0-9a-f]{40}(?:/|$)))"
@@ -66,7 +71,9 @@ class Launch(Frozen):
     environment: dict[Variable, str]
     mounts: list[Mount]
     port: Port
-    cards: int
+    cards: int  # of each node
+    nodes: int = Field(default=1, exclude_if=lambda n: n == 1)
+    rank: int = Field(default=0, exclude_if=lambda n: n == 0)
     container: ContainerSpec
     model: str  # as clients ask for it
 
@@ -148,9 +155,77 @@ def plan_launch(
         mounts=mounts,
         port=port,
         cards=recipe.hardware.cards,
+        nodes=recipe.nodes,
         container=recipe.container,
         model=name,
     )
+
+
+class NodePlace(NamedTuple):
+    """One of the machines that share a model, and where all of them meet."""
+
+    rank: int
+    first: str  # the address of rank 0, as the others reach it
+    own: str  # of this machine
+    port: int = MASTER_PORT
+
+
+def on_node(launch: Launch, place: NodePlace) -> Launch:
+    """A launch over several nodes, as one of them starts it: the whole command of its rank.
+
+    vLLM 0.32.0: engine/arg_utils.py and entrypoints/cli/serve.py; SGLang 0.5.8 and 0.5.23:
+    server_args.py.
+    """
+    words = [*launch.arguments, "--nnodes", str(launch.nodes), "--node-rank", str(place.rank)]
+    host = f"[{place.first}]" if ":" in place.first else place.first
+    if launch.engine == "sglang":
+        words += ["--dist-init-addr", f"{host}:{place.port}"]
+    else:
+        words += ["--master-addr", place.first, "--master-port", str(place.port)]
+        if place.rank:
+            # only rank 0 answers clients; vLLM refuses a number of API servers beside --headless
+            for flag in (flag for flag in ("--api-server-count", "-asc") if flag in words):
+                del words[words.index(flag) : words.index(flag) + 2]
+            words = [word for word in words if not word.startswith("--api-server-count=")]
+            words.append("--headless")
+    # on a machine with several networks engines would tell others the address of any
+    environment = {**launch.environment, OWN_ADDRESS[launch.engine]: place.own}
+    update = {"arguments": words, "rank": place.rank, "environment": environment}
+    return launch.model_copy(update=update)
+
+
+def node_places(recipe: Recipe, hosts: Sequence[str]) -> dict[int, NodePlace]:
+    """Each rank of a recipe with its address; none for a recipe on one machine."""
+    if recipe.nodes == 1 and len(hosts) < 2:
+        return {}
+    try:
+        # engines hand their addresses on to others, and cannot do so with names
+        addresses = [str(ip_address(host)) for host in hosts]
+    except ValueError as error:
+        raise RecipeInvalid(
+            f"{recipe.name}: {error}", "`ip -brief address` on each node shows its addresses."
+        ) from None
+    if len({*addresses}) != recipe.nodes or len(addresses) != recipe.nodes:
+        raise RecipeInvalid(
+            f"{recipe.name}: is for {recipe.nodes} nodes, and {len({*addresses})} are named",
+            "Name their addresses in the order of their ranks, such as"
+            " --hosts 10.0.0.1,10.0.0.2; the first one answers clients.",
+        )
+    return {rank: NodePlace(rank, addresses[0], own) for rank, own in enumerate(addresses)}
+
+
+def over_nodes(recipe: Recipe, nodes: int) -> Recipe:
+    """A recipe with the cards of all its machines on another number of equal machines."""
+    cards = recipe.nodes * recipe.hardware.cards
+    if nodes == recipe.nodes:
+        return recipe
+    if cards % nodes or (nodes > 1 and isinstance(recipe, LlamaRecipe)):
+        why = f"its {cards} cards are not on {nodes} equal nodes"
+        if isinstance(recipe, LlamaRecipe):
+            why = f"{recipe.engine} has no ranks, and runs on one machine"
+        raise RecipeInvalid(f"{recipe.name}: {why}", "Name another number with --nodes.")
+    hardware = recipe.hardware.model_copy(update={"cards": cards // nodes})
+    return recipe.model_copy(update={"nodes": nodes, "hardware": hardware})
 
 
 def launch_flags(recipe: Recipe, overrides: Overrides) -> Flags:

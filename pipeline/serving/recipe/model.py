@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
-    AfterValidator,
     Discriminator,
     Field,
     GetJsonSchemaHandler,
     RootModel,
     StringConstraints,
+    field_validator,
     model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -67,7 +67,7 @@ class RecipeSource(Frozen):
 class RecipeCard(Frozen):
     """The machine that a recipe is written for."""
 
-    cards: Annotated[int, Field(ge=0, le=64)]
+    cards: Annotated[int, Field(ge=0, le=64)]  # of each machine, where `nodes` are several
     card: Literal["rtx-pro-6000", "rtx-5090", "gb10", "b200", "h200"] | None = None
     memory_gib: Annotated[int, Field(ge=1)] | None = None  # of each card
     host_memory_gib: Annotated[int, Field(ge=1)] | None = None
@@ -126,19 +126,20 @@ class CommandChange(Frozen):
     why: Line
 
 
-def _regular(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
-    return pattern
-
-
 class LogLine(Frozen):
     """A line of the engine's log that must be there, or must not."""
 
-    pattern: Annotated[Line, AfterValidator(_regular)]
+    pattern: Line
     why: Line
+
+    @field_validator("pattern")
+    @classmethod
+    def _is_regular(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        return pattern
 
 
 class ContraryReport(Frozen):
@@ -184,6 +185,8 @@ class _Recipe(Frozen):
     image: Name | None = None  # none: the engine of this machine, without a container
     model: ModelSpec
     hardware: RecipeCard
+    # machines that share the model, each with this hardware
+    nodes: Annotated[int, Field(ge=1, le=64)] = Field(default=1, exclude_if=lambda n: n == 1)
     # both by the source that names them
     flags: Mapping[Name, Flags] = {}
     environment: dict[Name, dict[Variable, Setting]] = {}
@@ -256,6 +259,11 @@ class LlamaRecipe(_Recipe):
     def _names_its_file(self) -> LlamaRecipe:
         if not (self.model.file or self.model.folder):
             raise ValueError("a GGUF model needs its `file`, or the `folder` of its parts")
+        if self.nodes > 1:
+            raise ValueError(
+                "`nodes`: llama.cpp has no ranks; other machines reach it through rpc-server"
+                " alone, which is not started here. Leave it out, or name vLLM or SGLang"
+            )
         return self
 
 

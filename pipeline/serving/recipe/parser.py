@@ -55,11 +55,15 @@ _NEEDS = {
     "--enable-auto-tool-choice": "--tool-call-parser",
     "--enable-log-outputs": "--enable-log-requests",
 }
-_FORBIDS = {"--enable-per-request-metrics": "--disable-log-stats", "--grpc": "--grpc-port"}
+_FORBIDS = {
+    "--enable-per-request-metrics": "--disable-log-stats",
+    "--grpc": "--grpc-port",
+    "--headless": "--api-server-count",
+}
 # Each process of an engine has a card of its own, and there is one for each product of these.
 _TENSOR, _DECODE = "--tensor-parallel-size", "--decode-context-parallel-size"
 _PROCESSES = (_TENSOR, "--pipeline-parallel-size", "--prefill-context-parallel-size")
-# With these the processes are also on other machines, or another program starts them.
+# With these another program starts the processes, also on other machines.
 _ELSEWHERE = {"ray", "external_launcher"}
 
 
@@ -306,18 +310,43 @@ def _is_field(path: str, flag: FlagSpec) -> bool:
 
 
 def _parallel(line: CommandLine, flags: ParserFlags, cards: int) -> Iterator[FlagProblem]:
-    """Parts of a model that find no card: vllm/config/parallel.py of vLLM 0.32.0 has both rules."""
+    """Parts of a model that find no card, and ways to divide it that an engine does not have.
+
+    vLLM 0.32.0: config/parallel.py, engine/arg_utils.py. SGLang 0.5.8, 0.5.23:
+    check_server_args.
+    """
     given = {each.name: each for each in line.given if each.values and not each.path}
     tensor, *others = (_size_of(name, given, flags) for name in _PROCESSES)
     parts = tensor * math.prod(others)
+    nodes, data = (_size_of(each, given, flags) for each in ("--nnodes", "--data-parallel-size"))
+    is_vllm = flags.engine == "vllm"
+    # replicas of vLLM count among the ranks of all nodes; those of SGLang's attention do not
+    parts *= data if nodes > 1 and is_vllm else 1
     backend = given.get("--distributed-executor-backend")
-    is_local = "--nnodes" not in given and not (backend and backend.values[0] in _ELSEWHERE)
-    if cards and is_local and parts > cards:
+    is_elsewhere = backend is not None and backend.values[0] in _ELSEWHERE
+    if cards and not is_elsewhere and parts > cards * nodes:
         names = (flags.spellings.get(spelling) for spelling in _PROCESSES)
         written = " × ".join(given[name].written for name in names if name in given)
-        yield FlagProblem(written, f"{parts} parts need a GPU each, and the recipe is for {cards}")
+        found = f"{nodes} nodes with {cards} each" if nodes > 1 else str(cards)
+        yield FlagProblem(written, f"{parts} parts need a GPU each, and the recipe is for {found}")
+    if parts % nodes:
+        yield FlagProblem("--nnodes", f"{parts} parts cannot be shared evenly by {nodes} nodes")
+    for flag in ("--distributed-executor-backend", "--data-parallel-backend"):
+        if is_vllm and nodes > 1 and flag in given and given[flag].values[0] != "mp":
+            yield FlagProblem(flag, f"{given[flag].values[0]!r} takes no --nnodes: only mp does")
+    present = {each.name for each in line.given}
+    if not is_vllm and nodes > 1 and data > 1 and "--enable-dp-attention" not in present:
+        message = "over several nodes SGLang divides data in attention alone"
+        yield FlagProblem("--dp-size", f"{message}: it needs --enable-dp-attention")
+    if flags.engine == "sglang" and others[0] > 1:
+        drafts = given.get("--speculative-algorithm")
+        # 0.5.8 knows no drafts beside a pipeline, 0.5.23 those of EAGLE
+        if drafts and (drafts.values[0] != "EAGLE" or flags.version.startswith("0.5.8")):
+            yield FlagProblem("--pp-size", f"cannot stand beside {drafts.values[0]} speculation")
+        if "--enable-mixed-chunk" in present:
+            yield FlagProblem("--pp-size", "cannot stand beside --enable-mixed-chunk")
     decode = _size_of(_DECODE, given, flags)
-    if flags.engine == "vllm" and others[1] == 1 and tensor % decode:
+    if is_vllm and others[1] == 1 and tensor % decode:
         yield FlagProblem(_DECODE, f"{decode} does not divide {_TENSOR} {tensor}")
 
 

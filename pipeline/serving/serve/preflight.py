@@ -282,7 +282,9 @@ def fit(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResult]:
     # the smallest card decides, since all get the same share
     # no headroom of ours: what a document's command leaves free is the document's choice
     host_bytes = None if isinstance(host, Unknown) else host
-    room = placement.FitMachine(len(sizes), min(sizes), 0, host_bytes)
+    # of all nodes, which have equal cards
+    cards = len(sizes) * plan.recipe.nodes
+    room = placement.FitMachine(cards, min(sizes), 0, host_bytes)
     short = shortfall(plan.fit, room)
     good = then(short, lambda text: not text)
     model = plan.recipe.model

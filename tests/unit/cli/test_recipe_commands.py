@@ -417,3 +417,55 @@ def test_who_extends_a_proved_recipe_has_proved_nothing(recipes: Path, sm120: Co
     assert (rows["small-2x"], rows["mine"]) == ("proved", "unproved")
     write(recipes, {"extends": "small-2x", "name": "mine", "backing": "proved"})
     assert sm120("recipe", "show", "mine", "--json").json["backing"] == "proved"
+
+
+HOSTS = ("--hosts", "10.0.0.1,10.0.0.2", "--registry", REGISTRY)
+
+
+def test_each_rank_is_printed_or_one_alone(recipes: Path, sm120: Command) -> None:
+    both = render(sm120, "--as", "docker", *HOSTS).out
+    assert both.count("docker run") == 2
+    assert "# rank 0 of 2\n" in both
+    assert "--node-rank 1" in both
+    second = render(sm120, "--as", "docker", *HOSTS, "--node-rank", "1").out
+    assert second.startswith("docker run")
+    assert second.strip() in both
+
+
+def test_each_rank_gets_a_file_of_its_own(recipes: Path, sm120: Command, tmp_path: Path) -> None:
+    render(sm120, "--as", "systemd", *HOSTS, "--output", str(tmp_path / "small.service"))
+    texts = [(tmp_path / f"small-rank-{rank}.service").read_text() for rank in (0, 1)]
+    assert ["--headless" in text for text in texts] == [False, True]
+
+
+def test_the_ranks_of_a_recipe_are_a_list_for_programs(recipes: Path, sm120: Command) -> None:
+    shown = render(sm120, "--as", "docker", *HOSTS, "--json").json
+    assert [(each["nodes"], each.get("rank", 0)) for each in shown] == [(2, 0), (2, 1)]
+    assert "nodes" not in render(sm120, "--as", "docker", "--registry", REGISTRY, "--json").json
+
+
+def test_a_slurm_job_needs_no_addresses(recipes: Path, sm120: Command) -> None:
+    out = render(sm120, "--as", "slurm", "--nodes", "2", "--registry", REGISTRY).out
+    assert "#SBATCH --nodes=2\n" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--as", "docker", "--nodes", "2"], 10, "is for 2 nodes, and 0 are named"),
+        (["--as", "docker", "--nodes", "3"], 10, "its 2 cards are not on 3 equal nodes"),
+        (["--as", "docker", "--node-rank", "0"], 10, "it has no ranks"),
+        (["--as", "docker", *HOSTS[:2], "--node-rank", "2"], 10, "its ranks are 0 to 1"),
+        (["--as", "kubernetes", "--nodes", "2"], 10, "must start and end together"),
+        (["--as", "slurm", *HOSTS[:2]], 2, "Slurm chooses the nodes"),
+        (["--as", "slurm", "--runtime", "docker"], 2, "--runtime docker is not for slurm"),
+        (["--as", "docker", "--runtime", "podman"], 2, "--runtime podman is not for docker"),
+        (["--as", "shell", "--rdma"], 2, "--rdma is for a container"),
+    ],
+)
+def test_what_nodes_cannot_have_is_refused(
+    recipes: Path, sm120: Command, words: list[str], code: int, message: str
+) -> None:
+    ended = render(sm120, *words, "--registry", REGISTRY)
+    assert (ended.code, ended.out) == (code, "")
+    assert message in ended.err

@@ -36,6 +36,11 @@ _MADE = {"lockfiles/trust.yaml", "lockfiles/host.lock.yaml"}
 _FOREIGN_OPTIONS = {
     *("--ipc", "--trust-remote-code", "--record", "--enable-metrics", "--metrics"),
     "--chat-template-content-format",
+    # of the engines and of srun, for several nodes
+    *("--nnodes", "--master-addr", "--master-port", "--headless", "--api-server-count"),
+    *("--distributed-executor-backend", "--data-parallel-backend", "--dist-init-addr"),
+    *("--dp-size", "--enable-dp-attention", "--pp-size", "--enable-mixed-chunk"),
+    "--kill-on-bad-exit",
 }
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

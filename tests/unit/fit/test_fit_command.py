@@ -499,3 +499,47 @@ def test_who_chooses_settings_or_cards_is_answered_about_those(
     assert ended.code != 0
     assert "the settings of the recipe" not in ended.out
     assert "with sglang" in ended.out
+
+
+def test_the_cards_of_all_nodes_share_the_model(fit: Any) -> None:
+    two = fit("kimi-k2.6", "--nodes", "2", "--engine", "vllm", "--json").json
+    one = fit("kimi-k2.6", "--gpu-count", "16", "--engine", "vllm", "--json").json
+    assert two["rows"] == one["rows"]
+    assert (two["nodes"], two["fits"]) == (2, True)
+    assert "nodes" not in one
+
+
+def test_every_node_needs_all_files_and_the_heading_says_so(fit: Any) -> None:
+    ended = fit("kimi-k2.6", "--nodes", "2", "--engine", "sglang")
+    assert ended.out.startswith("kimi-k2.6 on 2 nodes with 8 cards of 96.00 GiB each with sglang")
+    assert "595.15 GB (554.27 GiB) on each node" in ended.out
+    assert "Between nodes NCCL has buffers" in ended.out
+
+
+def test_more_cards_are_named_for_each_node(fit: Any) -> None:
+    ended = fit("kimi-k2.6", "--nodes", "2", "--gpu-count", "2", "--engine", "sglang")
+    assert ended.error == "DoesNotFit"
+    assert "It fits with --gpu-count 8." in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["kimi-k2.6", "--nodes", "2", "--tp", "7"], "2 nodes cannot share it evenly"),
+        (["kimi-k2.6", "--nodes", "2", "--tp", "32"], "there are only 16 cards"),
+        (["kimi-k2.6", "--nodes", "0"], "0 is not in the range"),
+    ],
+)
+def test_nodes_that_cannot_share_a_model_are_refused(
+    fit: Any, words: list[str], message: str
+) -> None:
+    ended = fit(*words)
+    assert ended.code == 2
+    assert message in ended.err
+
+
+def test_gguf_files_are_served_by_one_machine(fit: Any, tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "tiny.gguf")
+    ended = fit(str(tmp_path / "tiny.gguf"), "--nodes", "2")
+    assert ended.code == 2
+    assert "--nodes is for sglang and vllm; this is ik_llama." in ended.err

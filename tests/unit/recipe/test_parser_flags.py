@@ -23,7 +23,7 @@ from pipeline.images.engine.parser_flags import (
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.flags import Flags, LlamaFlags, SglangFlags, VllmFlags
-from pipeline.serving.recipe.launch import Launch, Overrides, plan_launch
+from pipeline.serving.recipe.launch import Launch, NodePlace, Overrides, on_node, plan_launch
 from pipeline.serving.recipe.model import ContainerSpec
 from pipeline.serving.recipe.parser import check_flags, require_known_flags, split_command_line
 
@@ -120,7 +120,9 @@ def test_a_shipped_recipe_has_no_flag_that_its_engine_does_not_know(name: str) -
         choices.append(Overrides(model_path=path, enable_eagle3=False))
     for overrides in choices:
         launch = plan_launch(recipe, overrides, weights="/weights", draft="/draft")
-        assert [str(problem) for problem in check_flags(launch, flags)] == []
+        ranks = [on_node(launch, NodePlace(n, "A", "A")) for n in range(recipe.nodes)]
+        for each in ranks if recipe.nodes > 1 else [launch]:
+            assert [str(problem) for problem in check_flags(each, flags)] == []
 
 
 @pytest.mark.parametrize(

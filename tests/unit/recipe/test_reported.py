@@ -12,14 +12,15 @@ import yaml
 from pipeline.core.errors import RecipeInvalid
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.flags import Flags, SglangFlags, VllmFlags
-from pipeline.serving.recipe.launch import CONTEXT, Overrides, plan_launch
+from pipeline.serving.recipe.launch import CONTEXT, NodePlace, Overrides, on_node, plan_launch
 from pipeline.serving.recipe.model import Recipe, merged_flags
 from tests.unit.support import ROOT
 
 FOLDER = ROOT / "recipes"
 ALL = [Recipes([FOLDER]).read(name) for name in Recipes([FOLDER]).names()]
 REPORTED = [recipe for recipe in ALL if recipe.backing == "reported"]
-MEMORY_GIB = {"rtx-pro-6000": 96, "rtx-5090": 32}
+# the driver tells no size of a GB10, whose memory is the machine's own
+MEMORY_GIB = {"rtx-pro-6000": 96, "rtx-5090": 32, "gb10": None}
 # as vLLM 0.32.0 and SGLang 0.5.23 write them
 LOG_LINES = (
     "Using 'MARLIN' NvFp4 MoE backend out of potential backends: ['FLASHINFER_CUTLASS', 'MARLIN'].",
@@ -88,7 +89,8 @@ def test_the_machine_is_one_we_know_and_all_its_cards_are_used(recipe: Recipe) -
     assert machine.card is not None
     assert machine.memory_gib == MEMORY_GIB[machine.card]
     assert machine.cards in (1, 2, 4, 8)
-    assert (getattr(flags, "tensor_parallel_size", None) or 1) == machine.cards
+    cards = machine.cards * recipe.nodes
+    assert (getattr(flags, "tensor_parallel_size", None) or 1) == cards
 
 
 @every_recipe
@@ -119,7 +121,10 @@ def test_the_walk_of_contexts_ends_below_the_recipes_own(recipe: Recipe) -> None
 
 @every_recipe
 def test_what_a_change_has_instead_is_on_the_command_line(recipe: Recipe) -> None:
-    words = plan_launch(recipe, Overrides(), weights="/weights").arguments
+    launch = plan_launch(recipe, Overrides(), weights="/weights")
+    if recipe.nodes > 1:
+        launch = on_node(launch, NodePlace(0, "A", "A"))
+    words = launch.arguments
     for change in recipe.changes:
         here = [word for word in change.here.split() if word not in ("nothing", "and")]
         assert [word for word in here if word not in words] == []
@@ -155,7 +160,8 @@ def test_no_two_recipes_are_the_same() -> None:
 def test_the_name_of_a_recipe_tells_its_cards() -> None:
     for recipe in REPORTED:
         tail = "-5090" if recipe.hardware.card == "rtx-5090" else ""
-        assert f"-{recipe.engine}-{recipe.hardware.cards}x{tail}" in recipe.name
+        cards = recipe.hardware.cards * recipe.nodes
+        assert f"-{recipe.engine}-{cards}x{tail}" in recipe.name
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pipeline.serving.recipe.container import (
     ANYWHERE,
     NCCL_LIBRARY,
     NCCL_SETTINGS,
+    RDMA_DEVICES,
     LaunchTarget,
     contained,
     container_name,
@@ -20,7 +21,7 @@ from pipeline.serving.recipe.container import (
     require_count,
     require_plain_text,
 )
-from pipeline.serving.recipe.launch import Launch
+from pipeline.serving.recipe.launch import MASTER_PORT, Launch, NodePlace, on_node
 from pipeline.serving.recipe.render.manifests import render_compose, render_kubernetes
 
 # What systemd takes as it stands in a command line.
@@ -107,7 +108,8 @@ def _run_words(
     return [
         [runner, "run", *first],
         *cards,
-        ["-p", published(container)],
+        *([["--device", RDMA_DEVICES]] if target.rdma else []),
+        ["--network=host"] if container.host_network else ["-p", published(container)],
         *([["--cap-drop=ALL"], ["--security-opt=no-new-privileges"]] if is_bare else []),
         *([f"--cap-add={name}"] for name in container.capabilities),
         *([word] for word in _isolation(container, target)),
@@ -116,7 +118,7 @@ def _run_words(
         *(["-v", _volume(each, runner)] for each in container.mounts),
         *(["-v", volume] for volume in _cache(container, runner)),
         [_image(target, runner)],
-        *_grouped(launch.arguments),
+        *_grouped(container.arguments),
     ]
 
 
@@ -161,7 +163,7 @@ def _unit(launch: Launch) -> list[str]:
 def render_quadlet(launch: Launch, target: LaunchTarget) -> str:
     """A `.container` file, of which Podman's generator (4.4 or newer) makes a systemd unit."""
     name, container = container_name(launch.recipe), contained(launch, target)
-    if ";" in launch.arguments:
+    if ";" in container.arguments:
         # the generator writes it without quotes, and systemd begins another command there
         raise RecipeInvalid(
             f"{launch.recipe}: a quadlet cannot give the engine `;` as an argument",
@@ -184,18 +186,108 @@ def render_quadlet(launch: Launch, target: LaunchTarget) -> str:
         f"ContainerName={name}",
         f"Image={_image(target, 'podman')}",
         *(f"AddDevice={device}" for device in container.devices),
-        f"PublishPort={published(container)}",
+        *([f"AddDevice={RDMA_DEVICES}"] if target.rdma else []),
+        "Network=host" if container.host_network else f"PublishPort={published(container)}",
         *(["DropCapability=all", "NoNewPrivileges=true"] if is_bare else []),
         *(f"AddCapability={each}" for each in container.capabilities),
         *([f"EnvironmentFile={NCCL_SETTINGS}"] if target.nccl else []),
         *(f"Environment={systemd_word(f'{k}={v}')}" for k, v in launch.environment.items()),
         *(f"Volume={volume}" for volume in (*volumes, *_cache(container, "podman"))),
         *(f"PodmanArgs={word}" for word in _isolation(container, target)),
-        f"Exec={_lines(_grouped(launch.arguments), systemd_word)}",
+        f"Exec={_lines(_grouped(container.arguments), systemd_word)}",
         "",
         "[Service]",
         *_SERVICE,
         "WantedBy=multi-user.target default.target",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+# Stand in the place of addresses and ranks, which are known once Slurm has chosen the nodes.
+_FIRST, _OWN = "@SM120-FIRST@", "@SM120-OWN@"
+
+
+def render_slurm(launch: Launch, target: LaunchTarget) -> str:
+    """A batch job that starts a rank on each node, and ends all of them when one ends."""
+    name, with_pyxis = container_name(launch.recipe), target.runner == "pyxis"
+    if target.gpus is not None:
+        raise RecipeInvalid("Slurm chooses the GPUs itself", "Leave --gpus out.")
+    if with_pyxis and target.is_local:
+        raise RecipeInvalid(
+            f"{launch.recipe}: pyxis takes an image from a registry, and this one was loaded here",
+            "Name it with --registry REGISTRY/REPOSITORY.",
+        )
+    commands = []
+    for rank in range(min(launch.nodes, 2)):
+        place, its = NodePlace(rank, _FIRST, _OWN), launch
+        if launch.nodes > 1:
+            its = on_node(launch, place)
+        container = contained(its, target)
+        if with_pyxis:
+            # pyxis does not run an image's entrypoint, and enroot knows its environment
+            groups = [[f"export {k}={shlex.quote(v)}"] for k, v in its.environment.items()]
+            groups += [[f"set -a; . {NCCL_SETTINGS}; set +a"]] if target.nccl else []
+            words = container.arguments
+            if launch.nodes == 1 and "--host" not in words:
+                # a job's containers have the network of their host
+                words = [*words, "--host", container.address]
+            start = [["exec", *launch.program], *_grouped(words)]
+            text = "\n".join([*(group[0] for group in groups), _lines(start)])
+        else:
+            # without cgroups of its own (of crun alone) what runs ends with its job
+            first = ["--rm", "--replace", "--cgroups=disabled", "--name", name]
+            text = "exec " + _lines(_run_words(its, target, "podman", first))
+            text = text.replace("--device nvidia.com/gpu=all", '"${cards[@]}"')
+        text = text.replace(_FIRST, '"$first"').replace(_OWN, '"$own"')
+        commands.append(text.replace("--node-rank 1", '--node-rank "$SLURM_NODEID"'))
+    step = ["srun", "--label", "--kill-on-bad-exit=1", "--wait=30"]
+    if with_pyxis:
+        mounts = [f"{m.host}:{m.inside}:{'ro' if m.read_only else 'rw'}" for m in container.mounts]
+        mounts += [f"{NCCL_SETTINGS}:{NCCL_SETTINGS}:ro"] if target.nccl else []
+        # enroot parts registry and image by `#`, and takes a digest where a tag stands
+        # (github.com/NVIDIA/enroot, src/docker.sh: docker::import)
+        registry, _, repository = target.image.replace("@sha256:", ":sha256:").partition("/")
+        step += [f"--container-image={registry}#{repository}", "--no-container-mount-home"]
+        step += [f"--container-mounts={','.join(mounts)}"]
+    lines = [
+        "#!/bin/bash",
+        f"# {name}.sbatch: `sbatch` it; `scancel --name={name}` ends it.",
+        f"# Its first node answers at port {launch.port}. Ranks meet at {MASTER_PORT} without a",
+        "# password: keep others out of that network.",
+        f"#SBATCH --job-name={name}",
+        f"#SBATCH --nodes={launch.nodes}",
+        "#SBATCH --ntasks-per-node=1",
+        *([f"#SBATCH --gpus-per-node={launch.cards}"] if launch.cards else []),
+        *("#SBATCH --exclusive", "#SBATCH --mem=0", "#SBATCH --no-requeue"),
+        # nothing of the caller's environment, which may hold keys, is kept by the controller
+        *("#SBATCH --export=NONE", f"#SBATCH --output={name}-%j.log", "set -eu"),
+        "# --export=NONE is inherited by srun, whose steps would have no PATH",
+        "export SLURM_EXPORT_ENV=ALL",
+        'nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        "export SM120_NODES=$(for node in $nodes; do",
+        "  getent ahostsv4 \"$node\" | awk 'NR == 1 {print $1}'",
+        "done)",
+        "set -- $SM120_NODES",
+        f'[ $# = {launch.nodes} ] || {{ echo "not every node has an address: $*" >&2; exit 1; }}',
+        "read -r -d '' rank <<'RANK' || true",
+        'set -eu; set -- $SM120_NODES; first=$1; shift "$SLURM_NODEID"; own=$1',
+    ]
+    if launch.cards and not with_pyxis:
+        lines += [
+            "cards=()",
+            "for card in ${SLURM_STEP_GPUS//,/ }; do",
+            '  cards+=(--device "nvidia.com/gpu=$card")',
+            "done",
+        ]
+    # the first rank alone answers clients
+    lines += [f'if [ "$SLURM_NODEID" = 0 ]; then\n{commands[0]}\nfi', *commands[1:], "RANK"]
+    if not with_pyxis and not target.is_local:
+        # before the start: ranks wait for each other for a while only
+        lines.append(f"srun --kill-on-bad-exit=1 podman pull --quiet {shlex.quote(target.image)}")
+    lines += [
+        f'{shlex.join(step)} bash -c "$rank"',
+        "# an engine ends when it is told to or fails; srun says 0 also when a node dies",
+        "exit 1",
     ]
     return "\n".join(lines) + "\n"
 
@@ -207,6 +299,7 @@ CONTAINED: dict[str, Callable[[Launch, LaunchTarget], str]] = {
     "systemd": render_systemd,
     "compose": render_compose,
     "kubernetes": render_kubernetes,
+    "slurm": render_slurm,
 }
 # `env` is for clients, and needs no launch.
 FORMATS = [*CONTAINED, "shell", "env"]

@@ -13,6 +13,7 @@ from pipeline.core.errors import RecipeInvalid
 from pipeline.serving.recipe.container import (
     NCCL_LIBRARY,
     NCCL_SETTINGS,
+    RDMA_DEVICES,
     LaunchTarget,
     contained,
     container_name,
@@ -88,7 +89,9 @@ def render_compose(launch: Launch, target: LaunchTarget) -> str:
         "pull_policy": "never" if target.is_local else None,
         "command": container.arguments,
         "restart": "unless-stopped",
-        "ports": [published(container)],
+        "network_mode": "host" if container.host_network else None,
+        "ports": None if container.host_network else [published(container)],
+        "devices": [RDMA_DEVICES] if target.rdma else None,
         "cap_drop": ["ALL"] if is_bare else None,
         "cap_add": container.capabilities,
         "security_opt": ["no-new-privileges"] if is_bare else None,
@@ -112,6 +115,12 @@ def render_compose(launch: Launch, target: LaunchTarget) -> str:
 def render_kubernetes(launch: Launch, target: LaunchTarget) -> str:
     """The objects for `kubectl apply -f`."""
     name = container_name(launch.recipe)
+    if launch.nodes > 1:
+        raise RecipeInvalid(
+            f"{launch.recipe}: Kubernetes starts and ends pods of a Deployment one by one, and the"
+            f" ranks of {launch.nodes} nodes must start and end together",
+            "A LeaderWorkerSet does that; `--as docker` prints what each of its pods runs.",
+        )
     if len(name) > _LONGEST_NAME:
         raise RecipeInvalid(
             f"{name}: is longer than the {_LONGEST_NAME} characters of a name in Kubernetes",

@@ -81,5 +81,7 @@ def test_a_shipped_recipe_can_be_rendered(name: str, tmp_path: Path) -> None:
         (tmp_path / recipe.model.folder / "x-00001-of-00002.gguf").touch()
     launch = plan_launch(recipe, Overrides(), weights=str(tmp_path), digest=DIGEST)
     for format_name in [*(CONTAINED if recipe.image else []), "shell"]:
+        if recipe.nodes > 1 and format_name == "kubernetes":
+            continue  # is refused
         text = render_launch(launch, TARGET, format_name)
         assert all(word in text for word in (launch.arguments[0], str(launch.port)))
