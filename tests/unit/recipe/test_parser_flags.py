@@ -120,8 +120,9 @@ def test_a_shipped_recipe_has_no_flag_that_its_engine_does_not_know(name: str) -
         choices.append(Overrides(model_path=path, enable_eagle3=False))
     for overrides in choices:
         launch = plan_launch(recipe, overrides, weights="/weights", draft="/draft")
-        ranks = [on_node(launch, NodePlace(n, "A", "A")) for n in range(recipe.nodes)]
-        for each in ranks if recipe.nodes > 1 else [launch]:
+        more = range(recipe.nodes) if recipe.nodes > 1 else ()
+        ranks = [on_node(launch, NodePlace(n, "A", "A")) for n in more]
+        for each in ranks or [launch]:
             assert [str(problem) for problem in check_flags(each, flags)] == []
 
 
