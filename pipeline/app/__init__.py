@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.app import fit as fit
     from pipeline.app import gate as gate
     from pipeline.app import host as host
+    from pipeline.app import host_status as host_status
     from pipeline.app import hosts as hosts
     from pipeline.app import image_statements as image_statements
     from pipeline.app import images as images

@@ -20,14 +20,16 @@ from pipeline.app.serve import (
 )
 from pipeline.app.signing import Signing
 from pipeline.app.smoke import api_headers, stop_recipe
-from pipeline.app.statements import FileStatement, state_benchmark
+from pipeline.app.statements import FileStatement, state_benchmark, state_host
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.containers.container_engine import Wanted
 from pipeline.core import errors, log
-from pipeline.core.files import sha256_of_file
+from pipeline.core.files import sha256_of_file, write_bytes
+from pipeline.core.known import Unknown, then
 from pipeline.core.model import Digest
 from pipeline.core.net.wire import Address
-from pipeline.hosts.facts.drift import read_recorded_facts
+from pipeline.hosts.facts.drift import compare_facts, read_recorded_facts
+from pipeline.hosts.facts.gather import gather_facts
 from pipeline.serving.bench.metrics import DEFINITIONS
 from pipeline.serving.bench.model import BenchRun, Inputs
 from pipeline.serving.bench.place import runs_in
@@ -56,6 +58,7 @@ from pipeline.serving.serve.run import (
     serve_launch,
     status_of,
 )
+from pipeline.serving.serve.site import HERE, Site
 
 _DEFAULT, _TINY = "quick", "tiny"
 
@@ -101,12 +104,11 @@ def measure_server(
                     "Name the recipe in place of the address.",
                 )
             with _recipe_starter(workspace, recipe, request) as (starter, begun):
-                inputs = _inputs(workload, recipe, begun, request.host_facts)
+                inputs = _inputs(workload, recipe, begun, request, HERE, signing)
                 runs.append(measure_starts(workload, starter, folder, inputs))
         else:
             with _server_of(workspace, recipe, request.target, request.engine, on) as found:
-                server, served = found
-                begun = None
+                (server, served, site), begun = found, None
                 if served:
                     # the serve that started it: what it rests on, by digest
                     attempts = attempts_of(workspace.store_to_read()).read().attempts
@@ -120,7 +122,7 @@ def measure_server(
                     server=server,
                     workload=workload,
                     folder=folder,
-                    inputs=_inputs(workload, recipe, begun, request.host_facts),
+                    inputs=_inputs(workload, recipe, begun, request, site, signing),
                     workers=request.workers,
                     self_test=not request.no_self_test,
                     prompt_file=prompt_file(name, workload),
@@ -173,10 +175,10 @@ def chosen_workloads(
 @contextmanager
 def _server_of(
     workspace: Workspace, recipe: Recipe | None, target: str, engine: Wanted, on: RemoteHost | None
-) -> Iterator[tuple[MeasuredServer, ServedStatus | None]]:
+) -> Iterator[tuple[MeasuredServer, ServedStatus | None, Site]]:
     """The server to measure for as long as the block lasts: an address, or a recipe's."""
     if recipe is None:
-        yield MeasuredServer(Address.read(target), target, api_headers()), None
+        yield MeasuredServer(Address.read(target), target, api_headers()), None, HERE
         return
     with machine_of_all(workspace, on, engine) as (site, engines):
         store = workspace.store_to_read()
@@ -195,16 +197,44 @@ def _server_of(
                 f"Requests go through the SSH connection to {site.host}, which adds to each"
                 " latency: serve with --lan and measure the address to leave SSH out."
             )
-        yield MeasuredServer(address, url, api_headers()), served
+        yield MeasuredServer(address, url, api_headers()), served, site
 
 
 def _inputs(
-    workload: Workload, recipe: Recipe | None, begun: Begun | None, host_facts: Path | None
+    workload: Workload,
+    recipe: Recipe | None,
+    begun: Begun | None,
+    request: BenchRequest,
+    site: Site,
+    signing: Signing,
 ) -> Inputs:
+    """What the numbers rest on; another host is asked for its own facts, which are kept."""
     digests: dict[str, Digest | None] = {"host": None}
-    if host_facts:
-        read_recorded_facts(host_facts)  # any other file's digest would say nothing of a host
-        digests["host"] = sha256_of_file(host_facts)
+    path = request.host_facts
+    # any other file's digest would say nothing of a host
+    given = read_recorded_facts(path) if path else None
+    if site.host:
+        with log.step(f"Reading the facts of {site.host}"):
+            now = then(site.captured(), lambda found: gather_facts(found, site.host))
+        if isinstance(now, Unknown):
+            log.say(f"No facts of {site.host} are bound to the numbers: {now.unknown}")
+        elif given:
+            moved = compare_facts(given, now.model_copy(update={"host": given.host}))
+            if changed := [each for each in moved if each.kind == "changed"]:
+                raise errors.HostDrifted(
+                    f"{path}: is not what {site.host} is now: {changed[0].field} was"
+                    f" {changed[0].before}, is {changed[0].after}",
+                    "Leave --host-facts out: the host is asked for its own.",
+                )
+        else:
+            path = request.out / f"host-{site.host.rpartition('@')[2]}.json"
+            # the same file where nothing moved, so that a run that was stopped can go on
+            if not path.exists() or compare_facts(read_recorded_facts(path), now):
+                write_bytes(path, (now.model_dump_json(indent=2) + "\n").encode())
+                stated = state_host(path, signing)
+                log.say(f"statement: {stated.file}, {stated.state}")
+    if path:
+        digests["host"] = sha256_of_file(path)
     if begun:
         digests |= {
             "image": begun.image_digest,
@@ -212,7 +242,10 @@ def _inputs(
             "recipe": begun.recipe_digest,
         }
     return Inputs(
-        workload=workload_digest(workload), recipe_name=recipe.name if recipe else None, **digests
+        workload=workload_digest(workload),
+        recipe_name=recipe.name if recipe else None,
+        host_name=site.host or None,
+        **digests,
     )
 
 

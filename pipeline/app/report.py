@@ -23,6 +23,7 @@ from pipeline.evidence.verify.runs import RunInputs, judge_bench_run
 from pipeline.evidence.verify.verdict import Node
 from pipeline.hosts.facts.drift import read_recorded_facts
 from pipeline.serving.bench.place import RUN_FILE, is_run, run_folder, runs_in
+from pipeline.serving.bench.record import read_run
 from pipeline.serving.quality.run import quality_lines
 from pipeline.serving.report.build import all_references, fitting, named_reference, report_data
 from pipeline.serving.report.findings import WRONG
@@ -93,17 +94,19 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
     references = [named_reference(name) for name in names if name not in ("none", "all")]
     if not names or "all" in names:
         references = list(all_references()) if names else fitting(read)
+    attempts = attempts_of(store).read().attempts if read and store else []
     data = report_data(
         read,
         references,
-        attempts_of(store).read().attempts if read and store else [],
+        attempts,
         made=attempt_time(datetime.now(UTC)),
         title=request.title,
     )
     if request.quality_paths:
         lines = [line for path in request.quality_paths for line in quality_lines(path)]
         data = data.model_copy(update={"quality": lines})
-    data = redact_report(data) if request.is_redacted else data
+    if request.is_redacted:
+        data = redact_report(data, {a.begun.host for a in attempts if a.begun.host})
     for target in request.targets:
         if target.suffix == ".pdf":
             with log.step(f"Printing {target}"):
@@ -127,11 +130,14 @@ def _read(path: Path, request: ReportRequest, context: VerifyContext, behind: Ru
     run = read_run_data(path)
     if log_path is None and behind.store and run.started:
         attempts, recipes = attempts_of(behind.store), {series.recipe for series in run.series}
+        host = read_run(run_folder(path)).inputs.host_name
         # of the start that was measured: the last one of its recipe before the run
         logs = [
             attempts.log_path(attempt.begun.id)
             for attempt in attempts.read().attempts
             if attempt.begun.recipe in recipes and attempt.begun.at <= run.started
+            # a start on another host says nothing of this one's memory
+            if attempt.begun.host == host
             if any(end.outcome == "serving" for end in attempt.ends)
         ]
         log_path = next((each for each in reversed(logs) if each.is_file()), None)

@@ -63,7 +63,8 @@ _RATES = Numbers("0.5,1,2", 1e-6, float)
 @click.option(
     "--host-facts",
     type=EXISTING_FILE,
-    help="Facts of the server's host, as `sm120 host facts --json` writes them.",
+    help="Facts of the server's host, as `sm120 host facts --json` writes them; with --on they must"
+    " be those that the host has now [default with --on: asked of the host].",
 )
 @flag_option("--no-self-test", help="Do not measure the client first.")
 @click.option(
@@ -92,7 +93,8 @@ def bench_run_command(
 
     Every raw request is kept. The same command goes on with a run that was stopped. A key for the
     server is read from SM120_API_KEY. A recipe that is served on another host (--on) is asked
-    through the SSH connection, which adds to each latency.
+    through the SSH connection, which adds to each latency; the facts of that host are kept beside
+    the results, and the numbers are bound to them.
     """
     if is_address(target) and on:
         raise click.UsageError("--on is for a recipe: an address names its host itself")

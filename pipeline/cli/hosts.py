@@ -17,6 +17,7 @@ from pipeline.cli import options
 from pipeline.cli.options import EXISTING_FILE, all_of, flag_option, query
 from pipeline.cli.output import say_json, show_moves
 from pipeline.core import log, proc
+from pipeline.core.files import write_bytes
 from pipeline.hosts.fleet.verify import HostVerifyOptions
 
 if TYPE_CHECKING:
@@ -312,6 +313,51 @@ def host_verify_command(
     else:
         show_result(result, asked, brief)
     app.hosts.require_verified(result)
+
+
+@query
+@fleet_options
+@click.option(
+    "--bench",
+    "benches",
+    multiple=True,
+    type=options.EXISTING_FOLDER,
+    help="Folder with results of `sm120 bench`, also below it. Repeatable [bench].",
+)
+@click.option("--html", "page", type=options.ANY_PATH, help="Write the table as a page, too.")
+def host_status_command(
+    workspace: Workspace,
+    /,
+    benches: tuple[Path, ...],
+    page: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Show what every host of an inventory is, and what it serves; changes nothing.
+
+    Each host is asked over one SSH connection, as its login's user, all at the same time; one that
+    is down is a row. What was recorded, tested and measured of it is known by this machine: its
+    records beside the inventory, the attempts of this store, the results of `sm120 bench --on`.
+    Where something is wrong, the worst of it decides the exit code.
+    """
+    # late: other commands of this module need nothing of what serves and measures
+    from pipeline.app.host_status import COLUMNS, host_status, render_status
+
+    own = Path("bench")
+    found = benches or ((own,) if own.is_dir() else ())
+    rows, error = host_status(workspace, fleet_of(given), found)
+    if page:
+        write_bytes(page, render_status(rows))
+        log.say(f"wrote {page}")
+    if as_json:
+        say_json([row.model_dump(mode="json") for row in rows])
+    else:
+        click.echo(log.table(COLUMNS, [line for row in rows for line in row.cells()]))
+        for row in rows:
+            for problem in row.problems:
+                click.echo(f"{row.host}: {problem.why}")
+    if error:
+        raise error
 
 
 def show_result(result: FleetResult, asked: HostVerifyOptions, brief: bool = False) -> None:

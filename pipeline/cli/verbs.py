@@ -196,6 +196,7 @@ HOST = {
         "hosts:host_provision_command", "Bring the hosts of an inventory to the lock."
     ),
     "verify": Verb("hosts:host_verify_command", "Prove that hosts have what their roles promise."),
+    "status": Verb("hosts:host_status_command", "Show what every host of an inventory serves."),
     "rollback": Verb("hosts:host_rollback_command", "Bring back the driver that worked last."),
     "facts": Verb("host:host_facts_command", "Show what this host is: GPUs, driver, bus, kernel."),
     "check": Verb("host:host_check_command", "Judge this host and test what its GPUs do."),

@@ -34,6 +34,7 @@ from pipeline.core.errors import (
     StartFailed,
     WeightsUnknown,
 )
+from pipeline.core.files import sha256_of_file
 from tests.integration.built import Built, build_image, checkout_of, run_sm120
 from tests.integration.test_serve_recipe import SHORT, failed, tiny_recipe
 from tests.testbed.docker_node import docker_node
@@ -272,3 +273,49 @@ def test_weights_are_those_of_the_host_and_unproved_ones_stop_the_start(rig: Rig
     unproved = failed(rig.serve("given", "--weights", "/models/tiny"), PreflightFailed)
     assert "no sm120 that could prove them" in unproved["message"]
     assert rig.containers() == ""
+
+
+def test_numbers_of_another_host_are_bound_to_its_own_facts(rig: Rig, tmp_path: Path) -> None:
+    rig.add("tiny-cpu")
+    assert rig.serve("tiny-cpu").returncode == 0
+    out, few = tmp_path / "bench", ("--concurrency", "1", "--requests", "2", "--repeats", "1")
+    words = ("bench", "tiny-cpu", "--recipes", str(rig.folder), *few, "--no-self-test")
+    done = rig.run(*words, "--allow-loops", "--output", str(out))
+    assert done.returncode == 0, done.stderr
+    (run,) = [json.loads(file.read_text()) for file in out.glob("*/bench.json")]
+    facts = out / "host-rig1.json"
+    assert run["inputs"]["host"] == sha256_of_file(facts)
+    assert run["inputs"]["host_name"] == "rig1"
+    # the node's own, and not this machine's
+    there = rig.node.shell("docker version --format '{{.Server.Version}}'")
+    assert json.loads(facts.read_text())["software"]["docker"] == there.strip()
+    page = tmp_path / "page.html"
+    made = run_sm120(rig.image.store, "report", str(out), "--output", str(page))
+    assert made.returncode == 0, made.stderr
+    assert '"name":"Host","value":"rig1"' in page.read_text()
+
+
+def test_the_status_of_a_rack_has_a_row_for_every_host_also_for_a_dead_one(
+    rig: Rig, tmp_path: Path
+) -> None:
+    rig.add("tiny-cpu")
+    assert rig.serve("tiny-cpu").returncode == 0
+    there = {"ansible_host": rig.node.name, "ansible_ssh_common_args": f"-F {rig.node.ssh_config}"}
+    secret = {"ansible_become_password": "correct-horse-battery"}
+    hosts = {"rig1": {**there, **secret}, "again": there, "gone": {"ansible_host": "192.0.2.1"}}
+    inventory = tmp_path / "rack.json"
+    inventory.write_text(json.dumps({"all": {"hosts": hosts}}))
+    page = tmp_path / "status.html"
+    words = ("host", "status", "-i", str(inventory), "--html", str(page), "--json")
+    done = run_sm120(rig.image.store, *words)
+    rows = {row["host"]: row for row in json.loads(done.stdout)}
+    # of two names for one machine only the first is asked, whichever that is
+    asked = rows[rows["again"]["twin"] or "again"]
+    assert sorted(str(rows[name]["twin"]) for name in ("again", "rig1"))[0] == "None"
+    (line,) = asked["served"]
+    assert (line["status"]["recipe"], line["status"]["healthy"]) == ("tiny-cpu", True)
+    assert (line["status"]["built"], line["status"]["digest"]) == ("same", rig.image.digest)
+    assert rows["gone"]["unreached"]
+    assert done.returncode == FleetUnready("").exit_code, done.stderr
+    assert "correct-horse" not in done.stdout + done.stderr + page.read_text()
+    assert "tiny-cpu" in page.read_text()

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,6 +108,8 @@ class _TaskReader:
         return self._task
 
 
+# The value of a password, a key or a token, as far as its line goes.
+_SECRET = re.compile(r"(?i)\w*(?:pass|secret|token|api_?key)\w*[\"']?\s*[:=]\s*(\S.*)")
 _TASK = re.compile(r"(?:TASK|RUNNING HANDLER) \[(.*)\] \*")
 _RECAP = re.compile(
     r"(?P<host>\S+)\s+: ok=\d+\s+changed=\d+"
@@ -138,6 +141,11 @@ def promises_of(
             message = next(
                 named, "no host of this inventory matches" if no_host else "Ansible failed"
             )
+            # a line that Ansible cannot read it prints, and that may be a password's
+            for path in (Path(x) for a, x in pairwise(arguments) if a == "--inventory"):
+                text = path.read_text("utf-8", "replace") if path.is_file() else ""
+                for secret in (word for line in _SECRET.findall(text) for word in line.split()):
+                    message = message.replace(secret.strip("\"',"), "(hidden)")
             raise FleetUnready(message, _VAULT if "vault" in message.lower() else "")
         yield hosts
 

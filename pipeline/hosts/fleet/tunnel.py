@@ -80,6 +80,10 @@ class Tunnel:
             raise HostUnreached(f"{self.host}: {place} cannot be forwarded: {reason}", _HINT)
         return socket
 
+    def hang_up(self) -> None:
+        """End the connection from another thread: what goes through it raises."""
+        proc.end(self._process)
+
     def is_lost(self) -> bool:
         """Whether the connection has ended by itself; ssh may need a moment to go."""
         try:

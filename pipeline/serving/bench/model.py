@@ -311,6 +311,8 @@ class Inputs(Frozen):
     recipe: Digest | None = None
     recipe_name: str | None = None
     host: Digest | None = None  # of the statement or file of host facts
+    # the host that --on named; left out where there is none, as earlier runs have it
+    host_name: str | None = Field(default=None, exclude_if=lambda name: name is None)
     workload: Digest
 
 

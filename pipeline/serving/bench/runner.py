@@ -115,7 +115,9 @@ class Bench:
         # a run goes on only where all that decides its numbers is the same
         before, now = run.inputs.model_dump(), self.inputs.model_dump()
         named = {"recipe_name": "recipe", "recipe": "recipe", "host": "host (--host-facts)"}
-        others = [named.get(name, name) for name in before if before[name] != now[name]]
+        named["host_name"] = "host (--on)"
+        both = dict.fromkeys([*before, *now])
+        others = [named.get(name, name) for name in both if before.get(name) != now.get(name)]
         if run.server.model != facts.model:
             others.append(f"model ({run.server.model}, now {facts.model})")
         if run.server.version != facts.version:

@@ -99,6 +99,7 @@ def report_data(
         begun = attempt.begun
         image = f"{begun.image}@{begun.image_digest[:19]}" if begun.image_digest else begun.image
         fallback = f", after {begun.after}" if begun.after else ""
+        fallback += f", on {begun.host}" if begun.host else ""
         row = AttemptRow(
             name=begun.id,
             at=begun.at,

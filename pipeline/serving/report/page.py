@@ -304,7 +304,11 @@ def render_page(data: ReportData) -> bytes:
         element("script", text, **json),
         element("script", _asset("page.js")),
     )
-    page = join(Markup("<!doctype html>\n"), element("html", _head(data), body, lang="en"), "\n")
+    page = join(
+        Markup("<!doctype html>\n"),
+        element("html", _head(data.title, data.tool), body, lang="en"),
+        "\n",
+    )
     return page.encode()
 
 
@@ -312,7 +316,15 @@ def _asset(name: str) -> Markup:
     return Markup(Path(__file__).with_name(name).read_text("utf-8"))
 
 
-def _head(data: ReportData) -> Markup:
+def table_page(title: str, made: str, tables: Sequence[Markup]) -> bytes:
+    """Tables of a command as a file in the dress of a report; no script and no data of its own."""
+    header = element("header", element("h1", title), element("p", made, class_="meta"))
+    body = element("body", header, element("main", *tables, id="content"))
+    page = element("html", _head(title, "sm120"), body, lang="en")
+    return join(Markup("<!doctype html>\n"), page, "\n").encode()
+
+
+def _head(title: str, tool: str) -> Markup:
     style, script = _asset("page.css"), _asset("page.js")
     style_hash, script_hash = (
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
@@ -328,8 +340,8 @@ def _head(data: ReportData) -> Markup:
         element("meta", charset="utf-8"),
         element("meta", http_equiv="Content-Security-Policy", content=policy),
         element("meta", name_="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name_="generator", content=data.tool),
-        element("title", data.title),
+        element("meta", name_="generator", content=tool),
+        element("title", title),
         # or browsers ask for a favicon
         element("link", rel="icon", href="data:,"),
         element("style", style),

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pydantic import Field
+
 from pipeline.artifacts.containers.arguments import Label
 from pipeline.artifacts.containers.container_engine import ContainerEngine, titles
 from pipeline.artifacts.containers.facts import (
@@ -211,6 +213,8 @@ class ServedStatus(Frozen):
     attempt: str
     started_at: str
     other_owner: str = ""  # another user who started it
+    # of an engine over several nodes, such as 1/2; only rank 0 answers clients
+    rank: str = Field(default="", exclude_if=lambda rank: not rank)
 
     @property
     def is_forgotten(self) -> bool:
@@ -232,11 +236,16 @@ def status_of(engine: ContainerEngine, store: Store, site: Site = HERE) -> list[
         may_run = facts.running or facts.status == "created"
         record = records.get(labels.get(Label.DIGEST, ""))
         why = difference(record, engine.image(facts.image)) if record else "not in this store"
+        rank = labels.get(Label.RANK, "")
+        is_worker = bool(rank) and not rank.startswith("0/")
+        answers = facts.running if is_worker else may_run and port is not None
+        if answers and port is not None and not is_worker:
+            answers = is_healthy(site.door(port))
         status = ServedStatus(
             recipe=facts.recipe,
             container=facts.name,
             status=facts.status,
-            healthy=may_run and port is not None and is_healthy(site.door(port)),
+            healthy=answers,
             port=port,
             model=labels.get(Label.MODEL, ""),
             image=labels.get(Label.IMAGE, ""),
@@ -246,6 +255,7 @@ def status_of(engine: ContainerEngine, store: Store, site: Site = HERE) -> list[
             attempt=labels.get(Label.ATTEMPT, ""),
             started_at=facts.started_at,
             other_owner=other_owner(facts),
+            rank=rank,
         )
         found.append(status)
     return found

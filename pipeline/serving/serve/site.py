@@ -42,7 +42,11 @@ class Site:
 
     def look(self, recipe: Recipe, port: int) -> PreflightMachine:
         """What preflight judges, as far as the recipe depends on it; captured now."""
-        return machine_for(recipe, port_problem(port), lambda: read_capture(None))
+        return machine_for(recipe, port_problem(port), self.captured)
+
+    def captured(self) -> Known[Capture]:
+        """What was read of the machine just now."""
+        return read_capture(None)
 
     def door(self, port: int) -> Endpoint:
         """Where this machine reaches a port of that one."""
@@ -74,12 +78,12 @@ class RemoteSite(Site):
         """Runs the code that looks at this machine, as the login's user."""
         tried = self._ask("the port cannot be tried", port_probe, str(port))
         problem = then(tried, lambda out: out.decode(errors="replace").strip())
+        return machine_for(recipe, problem, self.captured)
 
-        def captured() -> Known[Capture]:
-            found = self._ask("its facts cannot be read", capture, limit_s=_CAPTURE_S)
-            return then(found, Capture.model_validate_json)
-
-        return machine_for(recipe, problem, captured)
+    def captured(self) -> Known[Capture]:
+        """The same by the code that captures this machine, as the login's user."""
+        found = self._ask("its facts cannot be read", capture, limit_s=_CAPTURE_S)
+        return then(found, Capture.model_validate_json)
 
     def _ask(
         self, failure: str, module: ModuleType, *words: str, limit_s: float = LIMIT_S
