@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 import threading
 import time
@@ -29,7 +28,6 @@ from tests.testbed.docker_node import REMOUNT
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.nodes import USER, Node
 from tests.testbed.playbook import ROOT
-from tests.testbed.programs import run_program
 
 pytestmark = [pytest.mark.big, pytest.mark.timeout(3600)]
 # Read now: each test has an empty store.
@@ -94,7 +92,8 @@ def findings(result: dict[str, Any]) -> str:
 def with_tool(settings: dict[str, Any]) -> dict[str, Any]:
     """Nodes see this checkout and its Python at the same paths, read-only."""
     folders = {str(ROOT), sys.prefix, str(Path(sys.executable).resolve().parent.parent)}
-    return {**settings, "binds": [f"{folder}:{folder}:ro" for folder in sorted(folders)]}
+    binds = [f"{folder}:{folder}:ro" for folder in sorted(folders)]
+    return {**settings, "binds": [*binds, f"{STORE}:/srv/store:ro"]}
 
 
 @pytest.fixture(scope="module", params=[BOOKWORM, TRIXIE], ids=["debian-12", "debian-13"])
@@ -140,12 +139,7 @@ def prepare(node: Node, tmp: Path) -> None:
     """What the role does not bring: devices, a writable cgroup, the tool and the gate's files."""
     parts = tmp / f"parts-{node.name}"
     unit = parts / "usr/lib/systemd/system/slurmd.service.d"
-    for folder in (
-        unit,
-        parts / "usr/lib/tmpfiles.d",
-        parts / "srv/sm120/gate",
-        parts / "usr/local/bin",
-    ):
+    for folder in (unit, parts / "usr/lib/tmpfiles.d", parts / "usr/local/bin"):
         folder.mkdir(parents=True)
     (unit / "container.conf").write_text(CONTAINER, encoding="utf-8")
     (parts / "usr/lib/tmpfiles.d/gpus.conf").write_text(DEVICES, encoding="utf-8")
@@ -156,15 +150,17 @@ def prepare(node: Node, tmp: Path) -> None:
         encoding="utf-8",
     )
     program.chmod(0o755)
-    shutil.copy(STORE / "store.json", parts / "srv/sm120/store.json")
-    for name in ("environments", "engines"):
-        run_program("cp", "-a", str(STORE / "gate" / name), str(parts / "srv/sm120/gate"))
     node.put(parts, "/")
-    shutil.rmtree(parts)
+    # environments without torch are those of parsers and templates, and small
+    copied = 'for facts in $(grep -l \'"torch": ""\' /srv/store/gate/environments/*/facts.json); do'
     node.shell(
-        "systemd-tmpfiles --create /usr/lib/tmpfiles.d/gpus.conf;"
-        f" chmod 711 /root; chown -R {USER}: /srv/sm120;"
-        f" for name in serial chunked killed; do cp -a /srv/sm120 /srv/$name; done"
+        "systemd-tmpfiles --create /usr/lib/tmpfiles.d/gpus.conf; chmod 711 /root;"
+        " mkdir -p /srv/sm120/gate/environments; cp /srv/store/store.json /srv/sm120;"
+        f" {copied} cp -a $(dirname $facts) /srv/sm120/gate/environments; done;"
+        " cp -a /srv/store/gate/engines /srv/sm120/gate;"
+        f" chown -R {USER}: /srv/sm120; rm -rf /srv/sm120/gate/answers;"
+        " for name in serial chunked killed hung; do cp -al /srv/sm120 /srv/$name; done;"
+        f" chown {USER}: /srv/*"
     )
 
 
@@ -239,13 +235,11 @@ def test_a_node_that_loses_its_power_loses_and_doubles_nothing(cluster: Cluster)
 
 
 def test_a_job_that_hangs_ends_at_its_limit_and_is_named(cluster: Cluster) -> None:
-    cluster.head.shell("cp /usr/local/bin/sm120-node /usr/local/bin/kept")
     for node in cluster.site.fleet.nodes:
         text = '#!/bin/sh\necho \'{"node": "here"}\'\ntrap "" TERM\nwhile :; do sleep 1; done\n'
         node.shell(
             f"printf %s {json.dumps(text)} > /usr/local/bin/hangs; chmod 755 /usr/local/bin/hangs"
         )
-    cluster.head.shell("cp -a /srv/sm120 /srv/hung; rm -rf /srv/hung/gate/answers")
     words = ("--node-command", "/usr/local/bin/hangs", "--time-limit", "1m", "--chunk", "100")
     result, _ = cluster.chunked("/srv/hung", *words)
     assert {case["verdict"] for case in result["cases"]} == {"unknown"}

@@ -31,7 +31,7 @@ from tests.perf import dockerfile
 from tests.perf.bench_clients import compare_clients
 from tests.perf.compiled import measure_ik_llama, measure_tiny
 from tests.perf.edited import ENGINE, copy_checkout, edit_patch
-from tests.perf.measure import TURNS, Cost, Report, in_turns, run
+from tests.perf.measure import TURNS, Cost, Report, in_turns, run, spread
 from tests.perf.publish import compare_engine, compare_engine_edit, compare_publish
 from tests.perf.weights_fetch import FetchSizes, measure_fetch
 from tests.perf.weights_peers import PeerSizes, measure_peers
@@ -50,7 +50,7 @@ def sm120(store: Store, checkout: Path, *args: str, out: Path | None = None) -> 
     return run([*head, "--store", str(store.root), *args], cwd=ROOT, out=out)
 
 
-PARTS = ("sources", "weights", "peers", "bench", "engine", "docker", "publish")
+PARTS = ("sources", "weights", "peers", "bench", "engine", "docker", "publish", "slurm")
 # sizes with which every command of a part is run, and whose numbers mean nothing
 QUICK_FETCH = FetchSizes(files=2, file_bytes=1_000_000, peaks=(1_000_000, 2_000_000))
 QUICK_VERIFY = VerifySizes(files=2, file_bytes=1 << 20, small_files=2)
@@ -97,6 +97,7 @@ def read_options(arguments: Sequence[str] | None) -> Namespace:
         ("publish", "the publishing rows"),
         ("sources", "the row of a compiled source"),
         ("bench", "the load clients"),
+        ("slurm", "a chunk of a gate over Slurm"),
     ):
         title = f"measure {rows} alone"
         alone.add_argument(
@@ -206,6 +207,26 @@ def measure_publish(report: Report, store: Store, scratch: Path, options: Namesp
         report.fact("publish, not measured", str(reason))
 
 
+def measure_slurm(report: Report, store: Store, scratch: Path, options: Namespace) -> None:
+    """What Slurm adds to a chunk: one without cases, over `srun` and without it."""
+    if shutil.which("srun") is None:
+        report.fact("a chunk over Slurm, not measured", "srun is not installed here")
+        return
+    tool = [sys.executable, "-m", "pipeline", "-q", "--checkout", str(ROOT)]
+    words = ["--store", str(store.root), "gate", "answer", IMAGE, "--only", "parsers", "--offline"]
+    # no keys: what is left is the start of Python, the store and the environment
+    alone = ["/bin/sh", "-c", 'exec "$@" </dev/null', "sh", *tool, *words]
+    over = ["srun", "--nodes=1", "--ntasks=1", "--time=5", *alone]
+    for command in (alone, over):
+        run(command, cwd=ROOT)
+    ours, theirs = in_turns(
+        options.turns, lambda: run(over, cwd=ROOT), lambda: run(alone, cwd=ROOT)
+    )
+    report.compare("a chunk without cases over srun", ours, "the same without Slurm", theirs)
+    added = [o.wall_s - t.wall_s for o, t in zip(ours, theirs, strict=True)]
+    report.fact("what Slurm adds to a chunk", spread(added, " s"))
+
+
 _MEASURE = {
     "sources": measure_sources,
     "weights": measure_weights,
@@ -214,6 +235,7 @@ _MEASURE = {
     "engine": measure_engine,
     "docker": measure_docker,
     "publish": measure_publish,
+    "slurm": measure_slurm,
 }
 
 

@@ -34,11 +34,20 @@ def parts(*arguments: str) -> list[str]:
         (["--only-publish", "--no-docker"], ["publish"]),
         (["--quick"], ["sources", "weights", "peers"]),
         (["--only-peers"], ["peers"]),
+        (["--only-slurm"], ["slurm"]),
         (["--quick", "--only-weights"], ["weights"]),
     ],
 )
 def test_options_choose_parts(arguments: list[str], want: list[str]) -> None:
     assert parts(*arguments) == want
+
+
+def test_without_slurm_its_row_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    perf.main(["--only-slurm"])
+    assert "a chunk over Slurm, not measured: srun is not installed here" in capsys.readouterr().out
 
 
 def test_every_part_gets_a_folder_of_its_own(
