@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,17 +102,21 @@ def cluster(
     docker_daemon: DockerDaemon,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
-    """Two nodes with the role."""
-    system: System = request.param
+    """Two fresh nodes, to which the first test gives the role."""
     if not (STORE / "gate" / "environments").is_dir():
         pytest.skip("No parser gate was run here: `sm120 gate run sglang-k2 --only parsers`.")
-    tmp = tmp_path_factory.mktemp(system.suite)
+    with ExitStack() as stack:
+        tmp = tmp_path_factory.mktemp(request.param.suite)
+        yield stack.enter_context(two_nodes(docker_daemon, tmp, request.param))
+
+
+@contextmanager
+def two_nodes(daemon: DockerDaemon, tmp: Path, system: System) -> Iterator[Cluster]:
+    """Nodes that are offered Slurm's packages, and an inventory that asks for the role."""
     checkout = tmp / "checkout"
     for folder in ("lockfiles", "images"):
         (checkout / folder).mkdir(parents=True)
-    with ExitStack() as stack:
-        made = unlocked_site(docker_daemon, tmp, ["n1", "n2"], checkout, system, with_tool)
-        site = stack.enter_context(made)
+    with unlocked_site(daemon, tmp, ["n1", "n2"], checkout, system, with_tool) as site:
         site.lock()
         offered = bring_packages(site.archive.root, PACKAGES, system)
         site.archive.stanzas += offered.values()
