@@ -7,14 +7,14 @@ host, with nothing left to look up.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.app.images import find_image
 from pipeline.app.recipes import all_overrides, recipes_of, say_contrary
-from pipeline.app.workspace import Workspace, pick_platform
+from pipeline.app.workspace import Workspace, host_platform, pick_platform
 from pipeline.artifacts.containers.container_engine import (
     ContainerEngine,
     Wanted,
@@ -26,7 +26,7 @@ from pipeline.artifacts.containers.docker import default_tag
 from pipeline.artifacts.containers.facts import other_owner
 from pipeline.artifacts.store.store import Store
 from pipeline.core import errors, log
-from pipeline.core.known import Known, unknown
+from pipeline.core.known import Known, Unknown, first_unknown, then, unknown
 from pipeline.core.verdict import RuleResult
 from pipeline.hosts.fleet.playbook import connection_of
 from pipeline.hosts.fleet.tunnel import Tunnel, open_tunnel, plain_connection
@@ -39,13 +39,25 @@ from pipeline.images.gate.state import gate_state
 from pipeline.images.lock.model import current_lock
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.recipe.container import ANYWHERE, LOOPBACK, container_arguments
-from pipeline.serving.recipe.launch import Launch, Overrides, plan_launch, with_whole_repositories
+from pipeline.serving.recipe.launch import (
+    MASTER_PORT,
+    OWN_ADDRESS,
+    Launch,
+    NodePlace,
+    Overrides,
+    node_places,
+    on_node,
+    plan_launch,
+    with_whole_repositories,
+)
 from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.recipe.parser import check_flags
 from pipeline.serving.serve import weights as weights_on_disk
 from pipeline.serving.serve.attempts import START_S, Attempt, ServeOptions
+from pipeline.serving.serve.equal_nodes import NodeFacts, compare_nodes
 from pipeline.serving.serve.fits import model_in, plan_fit
 from pipeline.serving.serve.host_nccl import HostNccl, with_host_nccl, with_nccl_of
+from pipeline.serving.serve.preflight import require_ready, run_checks
 from pipeline.serving.serve.run import (
     ServedStatus,
     ServeJob,
@@ -78,6 +90,10 @@ class RemoteHost:
         """The same as options, for a command that a user may type next."""
         return " ".join(["--on", self.host, *(f"-i {shlex.quote(i)}" for i in self.inventories)])
 
+    def each(self) -> list[RemoteHost]:
+        """One or several, as they are named with commas; the first is rank 0."""
+        return [RemoteHost(name, self.inventories) for name in self.host.split(",") if name]
+
 
 @dataclass(frozen=True)
 class ServeRequest:
@@ -95,6 +111,7 @@ class ServeRequest:
     skipped: tuple[str, ...] = ()
     engine: Wanted = "auto"
     on: RemoteHost | None = None
+    hosts: tuple[str, ...] = ()  # addresses of several nodes, as they reach each other
 
     def options(self) -> ServeOptions:
         """The same as the engine's start needs it, with whole paths."""
@@ -132,11 +149,11 @@ class ServedRecipe:
 
 @dataclass(frozen=True)
 class StartPlan:
-    """Every check of the machine, and the container that a start would make."""
+    """Every check of the machines, and the containers that a start would make, one a node."""
 
     recipe: str
     checks: list[RuleResult]
-    command: list[str]
+    commands: list[list[str]]
 
 
 def serve_recipe(
@@ -144,8 +161,32 @@ def serve_recipe(
 ) -> ServedRecipe:
     """Start a recipe's engine in a container, and wait until it answers.
 
-    With `with_fallback`, tries the recipe's fallbacks where it fails.
+    With `with_fallback`, tries the recipe's fallbacks where it fails. On several hosts the workers
+    start first; where one rank fails, none stays.
     """
+    if request.on and len(request.on.each()) > 1:
+        with ranks_on(workspace, request) as ranks:
+            store, (rank_0, engine) = workspace.store(), ranks[0]
+            say_contrary(rank_0.recipe)
+            require_ready(check_ranks(ranks))
+            started: list[tuple[ContainerEngine, str]] = []
+            try:
+                with store.in_use():
+                    for job, containers in ranks[1:]:
+                        served = serve_job(containers, store, job, new_attempt(job))
+                        log.say(f"{job.site.host}: rank {job.launch.rank} started")
+                        started.append((containers, served.container))
+                    begun = new_attempt(rank_0)
+                    whole = replace(rank_0, workers=tuple(started))
+                    return ServedRecipe(
+                        rank_0.recipe, serve_job(engine, store, whole, begun), begun.id
+                    )
+            except BaseException:
+                for containers, name in started:
+                    # one that ended by itself is removed, too
+                    if facts := containers.container(name):
+                        stop_container(containers, store, facts, 0)
+                raise
     options, recipes = request.options(), recipes_of(workspace, request.folders)
     # a wrong name is the answer, also where no Docker runs
     first = recipes.read(request.recipe)
@@ -181,12 +222,21 @@ def plan_start(workspace: Workspace, request: ServeRequest) -> StartPlan:
     """Check the machine for a recipe, and name the container; starts nothing."""
     options = request.options()
     recipe = recipes_of(workspace, request.folders).read(request.recipe)
+    if request.on and len(request.on.each()) > 1:
+        with ranks_on(workspace, request, dry_run=True) as ranks:
+            commands = [start_command(job, containers) for job, containers in ranks]
+            return StartPlan(recipe.name, check_ranks(ranks), commands)
     with machine_on(workspace, request.on, request.engine) as (site, containers):
         store = workspace.store_to_read()
         context = ServeContext(workspace.checkout(), store, options, site, dry_run=True)
         job = make_job(context, recipe)
         warn_of_parsers(context, job)
         rows = preflight(job, port_holder(containers, job.launch.port))
+    return StartPlan(job.recipe.name, rows, [start_command(job, containers)])
+
+
+def start_command(job: ServeJob, containers: ContainerEngine) -> list[str]:
+    """The container of a start as one types it."""
     name = job.recipe.image or ""
     # where the image is not built, a check has failed and says so
     image = default_tag(name, job.record.digest) if job.record else name
@@ -194,8 +244,70 @@ def plan_start(workspace: Workspace, request: ServeRequest) -> StartPlan:
     mounts = [m if m.host else m.model_copy(update={"host": "DIR"}) for m in job.launch.mounts]
     launch = job.launch.model_copy(update={"mounts": mounts})
     arguments = container_arguments(launch, image=image, cards=job.cards, address=job.address)
-    command = [containers.kind, "run", *arguments.run_flags(), image, *arguments.arguments]
-    return StartPlan(job.recipe.name, rows, command)
+    return [containers.kind, "run", *arguments.run_flags(), image, *arguments.arguments]
+
+
+@contextmanager
+def ranks_on(
+    workspace: Workspace, request: ServeRequest, *, dry_run: bool = False
+) -> Iterator[list[tuple[ServeJob, ContainerEngine]]]:
+    """The starts of all ranks, each on its own host, for as long as the block lasts."""
+    hosts = request.on.each() if request.on else []
+    recipe = recipes_of(workspace, request.folders).read(request.recipe)
+    if recipe.nodes != len(hosts):
+        raise errors.RecipeInvalid(
+            f"{recipe.name}: is for {log.count(recipe.nodes, 'node')}, and --on names {len(hosts)}",
+            f"Copy it with `nodes: {len(hosts)}` and the cards of each, or name other hosts.",
+        )
+    store = workspace.store_to_read() if dry_run else workspace.store()
+    with ExitStack() as stack:
+        machines = [
+            stack.enter_context(machine_on(workspace, host, request.engine)) for host in hosts
+        ]
+        addresses = list(request.hosts)
+        for tunnel in [tunnel_of(site) for site, _ in machines] if not addresses else []:
+            # where this machine reached it, unless the user names another network
+            said = tunnel.read(["sh", "-c", "echo $SSH_CONNECTION"]) if tunnel else None
+            words = said.out.decode(errors="replace").split() if said else []
+            addresses.append(words[2] if len(words) == 4 else "")
+        places, jobs = node_places(recipe, addresses), []
+        for (site, containers), place in zip(machines, places.values(), strict=True):
+            options = request.options()
+            context = ServeContext(workspace.checkout(), store, options, site, dry_run)
+            jobs.append((make_job(context, recipe, place=place), containers))
+        yield jobs
+
+
+def check_ranks(ranks: Sequence[tuple[ServeJob, ContainerEngine]]) -> list[RuleResult]:
+    """What must be equal on all nodes, then every check of each node."""
+    rows, nodes = list[RuleResult](), list[NodeFacts]()
+    for job, containers in ranks:
+        site, recipe, tunnel = job.site, job.recipe, tunnel_of(job.site)
+        machine, meeting = site.look(recipe, job.port), site.port_problem(MASTER_PORT)
+        held = replace(job, port_holder=port_holder(containers, job.port))
+        for row in run_checks(held, machine, job.skipped):
+            rows.append(row.model_copy(update={"subject": f"{site.host}: {row.subject}"}))
+        used = recipe.hardware.cards
+        gpus = then(machine.facts, lambda facts: facts.gpus)
+        names = [] if isinstance(gpus, Unknown) else [gpu.name for gpu in gpus[:used]]
+        problems = {job.port: machine.port_problem, MASTER_PORT: meeting}
+        driver = then(machine.facts, lambda facts: facts.driver.version)
+        weights = job.weights.digest if job.weights else None
+        node = NodeFacts(
+            host=site.host,
+            address=job.launch.environment[OWN_ADDRESS[job.launch.engine]],
+            platform=platform_of(tunnel, site.host) if tunnel else host_platform(),
+            image=job.record.digest if job.record else unknown("the image is not built"),
+            weights=weights or unknown("nothing says which weights these are"),
+            driver=driver if used else None,
+            cards=(first_unknown(gpus, *names) or list(map(str, names))) if used else None,
+            ports=first_unknown(*problems.values()) or {p: str(x) for p, x in problems.items()},
+            clock_s=site.clock_s(),
+        )
+        nodes.append(node)
+    # who leaves a check out leaves its comparison out, too
+    skipped = ranks[0][0].skipped
+    return [*(row for row in compare_nodes(nodes) if row.subject not in skipped), *rows]
 
 
 def served_now(
@@ -267,6 +379,11 @@ def machine_on(
 
     Of several engines it is the one that has the container of the recipe `holding`.
     """
+    if on and len(on.each()) > 1:
+        raise errors.HostUnreached(
+            f"{on.host}: names several hosts, of which only the first answers clients",
+            f"Name that one: --on {on.each()[0].host}.",
+        )
     if on is None:
         engines = find_engines(wanted) if holding else [find_engine(wanted)]
         engine = engines[0]
@@ -313,8 +430,19 @@ def folder_on(on: RemoteHost | None, folder: Path | None, option: str) -> str | 
     return str(folder.resolve())
 
 
-def make_job(context: ServeContext, recipe: Recipe, after: str | None = None) -> ServeJob:
-    """One start of a recipe."""
+def make_job(
+    context: ServeContext,
+    recipe: Recipe,
+    after: str | None = None,
+    place: NodePlace | None = None,
+) -> ServeJob:
+    """One start of a recipe; of one over several nodes, that of the rank at `place`."""
+    if recipe.nodes > 1 and place is None:
+        raise errors.RecipeInvalid(
+            f"{recipe.name}: is for {recipe.nodes} nodes",
+            f"`sm120 serve {recipe.name} --on HOST,HOST` starts a rank on each; `sm120 render"
+            f" {recipe.name} --as docker --hosts ADDRESS,ADDRESS` prints them.",
+        )
     checkout, options, tunnel = context.checkout, context.options, tunnel_of(context.site)
     if recipe.image is None:
         raise errors.RecipeInvalid(
@@ -346,7 +474,8 @@ def make_job(context: ServeContext, recipe: Recipe, after: str | None = None) ->
         draft=options.draft or "",
         digest=built.digest if built else None,
     )
-    launch = with_nccl = with_whole_repositories(launch)
+    launch = with_whole_repositories(launch)
+    launch = with_nccl = on_node(launch, place) if place else launch
     if nccl := options.host_nccl:
         with_nccl = with_nccl_of(tunnel, launch, nccl) if tunnel else with_host_nccl(launch, nccl)
     gates = fit = None

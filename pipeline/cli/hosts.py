@@ -337,8 +337,8 @@ def host_status_command(
 
     Each host is asked over one SSH connection, as its login's user, all at the same time; one that
     is down is a row. What was recorded, tested and measured of it is known by this machine: its
-    records beside the inventory, the attempts of this store, the results of `sm120 bench --on`.
-    Where something is wrong, the worst of it decides the exit code.
+    records beside the inventory, the attempts of this store, and the results of `sm120 bench RECIPE
+    --on HOST`. Where something is wrong, the worst of it decides the exit code.
     """
     # late: other commands of this module need nothing of what serves and measures
     from pipeline.app.host_status import COLUMNS, host_status, render_status

@@ -377,6 +377,15 @@ def override_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return packed
 
 
+hosts_option = click.option(
+    "--hosts",
+    type=Read("addresses", lambda text: tuple(filter(None, text.split(",")))),
+    default="",
+    metavar="ADDRESS,...",
+    help="Addresses of the nodes, in the order of their ranks; the first one answers clients.",
+)
+
+
 def on_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Which machine; the command gets it as `on`, none for this one."""
 

@@ -82,13 +82,7 @@ def recipe_show_command(
     type=click.IntRange(1, 64),
     help="Machines that share the model, with the recipe's cards divided among them.",
 )
-@click.option(
-    "--hosts",
-    type=options.Read("addresses", lambda text: tuple(filter(None, text.split(",")))),
-    default="",
-    metavar="ADDRESS,...",
-    help="Addresses of the nodes, in the order of their ranks; the first one answers clients.",
-)
+@options.hosts_option
 @click.option("--node-rank", "rank", type=click.IntRange(0), help="Print this rank alone.")
 @flag_option("--rdma", help="Give the container the host's RDMA devices (InfiniBand, RoCE).")
 @flag_option("--lan", help="Let other machines connect, too.")

@@ -40,6 +40,7 @@ _SHORT_FAILURE = 60
 )
 @options.engine_option
 @options.on_options
+@options.hosts_option
 @click.option(
     "--timeout",
     "timeout_s",
@@ -83,7 +84,16 @@ def serve_command(
     """Start a recipe's engine in a container, and wait until it answers.
 
     The container stays when this command ends: see `status`, `logs` and `stop` of `sm120 recipe`.
+
+    A recipe over several nodes is started on as many hosts (--on A,B; the first answers clients),
+    after what must be equal on all of them was compared; where one rank fails, none stays. They
+    reach each other at the addresses of --hosts [default: where this machine reaches them].
     """
+    several = on is not None and len(on.each()) > 1
+    if several and (context_ladder or with_fallback):
+        raise click.UsageError("--context-ladder and --with-fallback are for one host")
+    if options["hosts"] and not several:
+        raise click.UsageError("--hosts are the addresses of several hosts: --on A,B")
     if contexts and not context_ladder:
         raise click.UsageError("--contexts are those of --context-ladder")
     if context_ladder and (options["overrides"].max_model_len or with_fallback or dry_run):
@@ -96,11 +106,12 @@ def serve_command(
         plan = app.serve.plan_start(workspace, request)
         if as_json:
             checks = [row.model_dump(mode="json") for row in plan.checks]
-            say_json({"recipe": plan.recipe, "checks": checks, "command": plan.command})
+            commands = {"commands": plan.commands} if several else {"command": plan.commands[0]}
+            say_json({"recipe": plan.recipe, "checks": checks, **commands})
         else:
             rows = [(r.rule, r.subject, r.verdict, r.why) for r in plan.checks]
             click.echo(log.table(["check", "of", "verdict", "why"], rows))
-            click.echo(f"\n{shlex.join(plan.command)}")
+            click.echo("".join(f"\n{shlex.join(command)}" for command in plan.commands))
         return require_ready(plan.checks)
     if context_ladder:
         good, why = app.smoke.serve_longest(workspace, request, contexts or ())
@@ -126,7 +137,8 @@ def serve_command(
     click.echo(f"{served.model} is served{where} at {served.url} after {time}")
     if on:
         port = served.url.rpartition(":")[2].partition("/")[0]
-        click.echo(f"`ssh -N -L {port}:127.0.0.1:{port} {on.host}` brings it to this machine.")
+        first = on.each()[0].host
+        click.echo(f"`ssh -N -L {port}:127.0.0.1:{port} {first}` brings it to this machine.")
     again = " ".join(["sm120 recipe stop", recipe.name, *([on.words()] if on else [])])
     click.echo(f"`{again}` ends it.")
 
@@ -198,7 +210,12 @@ def recipe_stop_command(
     """
     if bool(recipes) == stop_all:
         raise click.UsageError("name recipes, or --all")
-    seconds = app.serve.stop_recipes(workspace, recipes, **options)
+    # of an engine over several hosts rank 0 ends first, so that nobody waits for an answer
+    on, seconds = options.pop("on"), dict[str, float]()
+    for host in on.each() if on else [None]:
+        ended = app.serve.stop_recipes(workspace, recipes, on=host, **options)
+        for name, took in ended.items():
+            seconds[name] = seconds.get(name, 0.0) + took
     if as_json:
         return say_json({name: round(value, 3) for name, value in seconds.items()})
     for name, value in seconds.items():

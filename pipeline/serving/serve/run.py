@@ -54,6 +54,7 @@ class ServeJob(PlannedStart):
     after: str | None = None  # the attempt that this one follows
     options: ServeOptions | None = None
     site: Site = HERE
+    workers: tuple[tuple[ContainerEngine, str], ...] = ()  # of rank 0: containers of the others
 
 
 def attempts_of(store: Store) -> AttemptList:
@@ -107,7 +108,9 @@ def serve_launch(engine: ContainerEngine, store: Store, job: ServeJob, begun: Be
             cards=job.cards,
             address=job.address,
             labels=((Label.ATTEMPT, begun.id), (Label.OWNER, own_user())),
-            door=job.site.door(job.launch.port),
+            # a rank above 0 is never asked
+            door=None if job.launch.rank else job.site.door(job.launch.port),
+            workers=job.workers,
         )
         # from outside: the guard must see the end of whatever happens in the start
         with job.site.guarded(container_name(job.recipe.name), begun.id):

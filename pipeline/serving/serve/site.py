@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from pipeline.hosts.fleet.tunnel import LIMIT_S, Tunnel
 from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.serve import guard, port_probe
 from pipeline.serving.serve.health import Endpoint
-from pipeline.serving.serve.port_probe import port_problem
 from pipeline.serving.serve.preflight import PreflightMachine, machine_for
 
 # nvidia-smi alone is asked four times, and may take seconds each on many cards
@@ -42,7 +42,15 @@ class Site:
 
     def look(self, recipe: Recipe, port: int) -> PreflightMachine:
         """What preflight judges, as far as the recipe depends on it; captured now."""
-        return machine_for(recipe, port_problem(port), self.captured)
+        return machine_for(recipe, self.port_problem(port), self.captured)
+
+    def port_problem(self, port: int) -> Known[str]:
+        """Why a port there cannot be used; empty where it is free."""
+        return port_probe.port_problem(port)
+
+    def clock_s(self) -> Known[float]:
+        """How far its clock is ahead of this machine's."""
+        return 0.0
 
     def captured(self) -> Known[Capture]:
         """What was read of the machine just now."""
@@ -76,9 +84,18 @@ class RemoteSite(Site):
 
     def look(self, recipe: Recipe, port: int) -> PreflightMachine:
         """Runs the code that looks at this machine, as the login's user."""
+        return machine_for(recipe, self.port_problem(port), self.captured)
+
+    def port_problem(self, port: int) -> Known[str]:
         tried = self._ask("the port cannot be tried", port_probe, str(port))
-        problem = then(tried, lambda out: out.decode(errors="replace").strip())
-        return machine_for(recipe, problem, self.captured)
+        return then(tried, lambda out: out.decode(errors="replace").strip())
+
+    def clock_s(self) -> Known[float]:
+        begun = time.time()
+        said = self.tunnel.read(["date", "+%s.%N"])
+        # halfway through the question, as nobody knows better
+        middle = (begun + time.time()) / 2
+        return then(said.out, lambda out: float(out) - middle)
 
     def captured(self) -> Known[Capture]:
         """The same by the code that captures this machine, as the login's user."""

@@ -17,7 +17,7 @@ from pipeline.artifacts.containers.facts import (
 )
 from pipeline.artifacts.oci.record import ImageRecord
 from pipeline.artifacts.store.store import Store
-from pipeline.core import errors, log
+from pipeline.core import errors, log, proc
 from pipeline.hosts.rules.issues import issue_findings, match_lines
 from pipeline.serving.recipe.container import LOOPBACK, container_arguments, container_name
 from pipeline.serving.recipe.launch import Launch
@@ -55,6 +55,8 @@ class Start:
     address: str = LOOPBACK
     labels: tuple[tuple[str, str], ...] = ()
     door: Endpoint | None = None  # none: the port of this machine
+    # containers of the other ranks, without which this one serves nothing
+    workers: tuple[tuple[ContainerEngine, str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -91,9 +93,11 @@ def start_engine(engine: ContainerEngine, store: Store, start: Start) -> Served:
     try:
         with log.step(f"Starting {name}"):
             engine.start(identity)
-            reader = log_reader.LogReader(engine.output(identity, follow=True), start.log_file)
-            with _failure_explained(start, reader):
-                _Wait(engine, identity, start, reader).until_served()
+            # a rank above 0 answers nobody: whoever starts rank 0 watches it
+            if not launch.rank:
+                reader = log_reader.LogReader(engine.output(identity, follow=True), start.log_file)
+                with _failure_explained(start, reader):
+                    _Wait(engine, identity, start, reader).until_served()
             # what runs counts, not what was ordered
             facts = engine.container(identity)
             if facts is None:
@@ -160,6 +164,7 @@ class _Wait:
     ) -> None:
         self._engine, self._identity, self._reader = engine, identity, reader
         self._name, self._launch, self._timeout_s = start.name, start.launch, start.timeout_s
+        self._workers = start.workers
         self._door = start.launch.port if start.door is None else start.door
         # the model of the recipe has tried to compile their patterns
         self._missing, self._never = start.expect.log, start.expect.never
@@ -241,6 +246,13 @@ class _Wait:
                 self._shown, self._shown_at = progress, now
 
     def _require_running(self) -> None:
+        for rank, (engine, identity) in enumerate(self._workers, 1):
+            worker = engine.container(identity)
+            if worker is None or not worker.running:
+                how = f"ended ({worker.exit_code})" if worker else "is gone"
+                output = b"".join(engine.output(identity, follow=False, tail=5)) if worker else b""
+                last = proc.last_line(output.decode(errors="replace"), "it printed nothing")
+                raise errors.StartFailed(f"{self._name}: rank {rank} {how}: {last[:300]}")
         facts = self._engine.container(self._identity)
         if facts is not None and facts.running:
             return
