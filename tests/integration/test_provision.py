@@ -480,6 +480,8 @@ def test_the_private_registry_asks_for_a_password_over_tls_and_goes_away_again(
         "sm120_parts": ["registry"],
         "registry_name": address,
         "registry_htpasswd": [f"ops:{hashed}"],
+        # of itself: that the other one is asked is shown where two registries run
+        "registry_mirror_of": f"https://{address}:5000",
     }
     only = ("--tags", "registry", "--limit", "n1")
     site.run(*only, **values).require_good()
@@ -493,6 +495,12 @@ def test_the_private_registry_asks_for_a_password_over_tls_and_goes_away_again(
     assert session.get(url, timeout=10).status_code == 401
     assert session.get(url, auth=("ops", "wrong"), timeout=10).status_code == 401
     assert session.get(url, auth=("ops", "open sesame"), timeout=10).status_code == 200
+    mirror = f"https://{address}:5001/v2/"
+    assert session.get(mirror, timeout=10).status_code == 401
+    assert session.get(mirror, auth=("ops", "open sesame"), timeout=10).status_code == 200
+    site.run(*only, **{**values, "registry_mirror_of": ""}).require_good()
+    with pytest.raises(requests.ConnectionError):
+        session.get(mirror, timeout=10)
     site.run(*only, **values, registry_state="absent").require_good()
     assert "docker-registry" not in site.first.shell("dpkg --get-selections | grep -w install")
 

@@ -113,6 +113,9 @@ class RegistryPromise(RolePromise):
     storage: str
     home: str
     passwords_sha256: str
+    mirror_of: str = ""  # the registry that a second one here fetches from; empty: there is none
+    mirror_port: int = 5001
+    mirror_storage: str = "/var/lib/docker-registry-mirror"
     certificate: str = ""  # on the controller, as the next one; empty: the role made them
     ca: str = ""
 

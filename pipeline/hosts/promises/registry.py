@@ -34,12 +34,35 @@ def test_it_runs_and_starts_at_boot(host: Host) -> None:
 
 def test_it_answers_over_tls_and_asks_for_a_password(host: Host, wanted: RegistryPromise) -> None:
     """A real request to the running registry."""
+    _require_password(host, wanted, wanted.port, "docker-registry")
+
+
+def _require_password(host: Host, wanted: RegistryPromise, port: int, unit: str) -> None:
     ca = f"{wanted.home}/ca.crt"
-    done = host.run("python3 -c %s %s %s %s", _ASK, ca, wanted.name, str(wanted.port))
-    fix = "systemctl status docker-registry; look at its certificate."
+    done = host.run("python3 -c %s %s %s %s", _ASK, ca, wanted.name, str(port))
+    fix = f"systemctl status {unit}; look at its certificate."
     require(done.rc == 0, last_line(done.stderr), fix)
     code = done.stdout.strip()
     require(code == "401", f"without a password it answers {code}, not 401")
+
+
+def test_its_mirror_fetches_from_the_named_registry(host: Host, wanted: RegistryPromise) -> None:
+    """A second registry that asks for the same passwords; where none is named, there is none."""
+    path, unit = f"{wanted.home}/mirror.yml", "sm120-registry-mirror"
+    if not wanted.mirror_of:
+        fix = "Run the playbook: it removes a mirror that the inventory does not name."
+        return require(not host.file(path).exists, f"{path} is there, and no mirror is named", fix)
+    checks.require_unit(host, unit)
+    output = checks.text_of(host, path)
+    for setting in (
+        *(f'addr: ":{wanted.mirror_port}"', f'rootdirectory: "{wanted.mirror_storage}"'),
+        *(f'remoteurl: "{wanted.mirror_of}"', f'path: "{wanted.home}/htpasswd"'),
+    ):
+        require(setting in output, f"{path} lacks {setting}")
+    mode = host.file(path).mode
+    # it may hold the password of the other registry
+    require(mode & 0o077 == 0, f"{path} is open to others ({mode:04o})", f"chmod 600 {path}")
+    _require_password(host, wanted, wanted.mirror_port, unit)
 
 
 def test_its_certificate_lasts(host: Host, wanted: RegistryPromise) -> None:
@@ -78,8 +101,9 @@ def test_its_key_and_its_images_are_nobody_elses(host: Host, wanted: RegistryPro
     fix = f"chmod 600 {key}, then a new key and certificate: remove both and run the playbook."
     require(mode & 0o077 == 0, f"{key} is open to others ({mode:04o})", fix)
     # the first levels: below them the registry made each folder itself
-    form = f"find {wanted.storage} -maxdepth 4 -perm -0002 ! -type l"
-    fix = f"chmod -R o-w {wanted.storage}, and verify the images that clients pull from it."
+    storage = f"{wanted.storage} {wanted.mirror_storage}" if wanted.mirror_of else wanted.storage
+    form = f"find {storage} -maxdepth 4 -perm -0002 ! -type l"
+    fix = f"chmod -R o-w {storage}, and verify the images that clients pull from it."
     require_none(host.run(form).stdout.split(), "writable by everybody", fix)
 
 

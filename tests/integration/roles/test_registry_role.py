@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import bcrypt
+import requests
 import yaml
 
 from tests.integration.roles.role_values import role_values
 from tests.testbed.playbook import ROOT, ansible_environment, ansible_program
+from tests.testbed.registry import make_certificates, oci_registry, started
 
 ROLE = ROOT / "ansible" / "roles" / "registry"
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIEvQ-the-secret\n-----END PRIVATE KEY-----\n"
@@ -94,3 +101,69 @@ def test_only_names_and_addresses_are_names(tmp_path: Path) -> None:
     cases = [{"registry_name": name} for name in (*GOOD, *BAD)]
     answers = role_values("registry", tmp_path, "registry_name is match(registry_name_form)", cases)
     assert answers == ["True"] * len(GOOD) + ["False"] * len(BAD)
+
+
+MIRRORS = ("https://registry.example", "http://10.0.0.1:5000", "https://[fd00::5]:5000/v2-cache")
+NO_MIRRORS = (
+    *(
+        "registry.example",
+        "ftp://x",
+        "https://user:secret@x",
+        "https://x y",
+        "https://x\n",
+        "https://",
+    ),
+    *('https://x"', "https://x/$(id)"),
+)
+
+
+def test_only_addresses_without_a_login_can_be_mirrored(tmp_path: Path) -> None:
+    cases = [{"registry_mirror_of": place} for place in (*MIRRORS, *NO_MIRRORS)]
+    asked = "registry_mirror_of is match(registry_mirror_form)"
+    answers = role_values("registry", tmp_path, asked, cases)
+    assert answers == ["True"] * len(MIRRORS) + ["False"] * len(NO_MIRRORS)
+
+
+def test_a_mirror_brings_an_image_once_and_has_it_when_the_other_registry_is_gone(
+    tmp_path: Path,
+) -> None:
+    """The role's own settings, and two real registries."""
+    blob, home = b"a layer", tmp_path / "home"
+    digest = f"sha256:{hashlib.sha256(blob).hexdigest()}"
+    home.mkdir()
+    ca_file = make_certificates(home, "127.0.0.1")
+    hashed = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(rounds=4)).decode()
+    (home / "htpasswd").write_text(f"ops:{hashed}\n")
+    with ExitStack() as stack:
+        far = stack.enter_context(oci_registry(tmp_path / "far"))
+        place = f"{far.url}/v2/team/tiny"
+        upload = requests.post(f"{place}/blobs/uploads/", timeout=10)
+        where = f"{upload.headers['Location']}&digest={digest}"
+        assert requests.put(where, data=blob, timeout=10).status_code == 201
+        text = yaml.safe_load((ROLE / "defaults" / "main.yml").read_text(encoding="utf-8"))
+        values = {
+            **text,
+            "registry_home": str(home),
+            "registry_mirror_of": far.url,
+            "registry_mirror_port": 0,
+            "registry_mirror_storage": str(tmp_path / "mirrored"),
+        }
+        template = {"src": str(ROLE / "templates/mirror.yml.j2"), "dest": f"{home}/mirror.yml"}
+        task = {"ansible.builtin.template": {**template, "mode": "0600"}}
+        done = run_tasks(tmp_path, [task], "--diff", **values)
+        assert done.returncode == 0, done.stdout + done.stderr
+        with started(home, home / "mirror.yml") as (host_port, _):
+            port = host_port.rpartition(":")[2]
+            mirror = f"https://127.0.0.1:{port}/v2/team/tiny/blobs/{digest}"
+            session = requests.Session()
+            session.trust_env, session.verify = False, str(ca_file)
+            assert session.get(mirror, timeout=10).status_code == 401
+            session.auth = ("ops", "open sesame")
+            assert session.get(mirror, timeout=10).content == blob
+            stored = tmp_path / "mirrored" / "docker/registry/v2/blobs/sha256"
+            deadline = time.monotonic() + 10
+            while not any(stored.rglob("data")) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            # the other registry is gone, its images too
+            shutil.rmtree(far.storage)
+            assert session.get(mirror, timeout=10).content == blob

@@ -524,6 +524,11 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
         [saying("python3 -c", "200\n"), saying("python3 -c", "ssl.SSLError\n", 1)],
     ),
     (
+        registry.test_its_mirror_fetches_from_the_named_registry,
+        (REGISTRY,),
+        [with_file("/reg/mirror.yml", "x"), with_file("/reg/mirror.yml", "")],
+    ),
+    (
         registry.test_its_certificate_lasts,
         (REGISTRY,),
         [saying("openssl x509", "notAfter=tomorrow\n", 1), with_file("/reg/server.crt", None)],
@@ -644,3 +649,46 @@ def test_every_check_of_every_role_gets_what_it_asks_for(
     assert {r.role for r in rows} == set(MODULES)
     only = judge_promises(host, Remote(host.connection), machine(), ["pcie"])
     assert {r.role for r in only} == {"host", "pcie"}
+
+
+MIRROR = """\
+rootdirectory: "/mirrored"
+addr: ":5001"
+path: "/reg/htpasswd"
+remoteurl: "https://far.example"
+"""
+MIRRORED = REGISTRY.model_copy(
+    update={"mirror_of": "https://far.example", "mirror_storage": "/mirrored"}
+)
+HAS_MIRROR = GOOD.but(
+    files={"/reg/mirror.yml": MIRROR},
+    modes={"/reg/mirror.yml": 0o600},
+    units={"sm120-registry-mirror": (True, True)},
+)
+
+
+def test_a_mirror_that_is_as_promised_passes() -> None:
+    registry.test_its_mirror_fetches_from_the_named_registry(HAS_MIRROR, MIRRORED)
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        (HAS_MIRROR.but(units={"sm120-registry-mirror": (True, False)}), "sm120-registry-mirror"),
+        (HAS_MIRROR.but(files={"/reg/mirror.yml": None}), "/reg/mirror.yml"),
+        (
+            HAS_MIRROR.but(files={"/reg/mirror.yml": MIRROR.replace("far", "evil")}),
+            'lacks remoteurl: "https://far.example"',
+        ),
+        (
+            HAS_MIRROR.but(files={"/reg/mirror.yml": MIRROR.replace("htpasswd", "none")}),
+            "/reg/mirror.yml lacks path",
+        ),
+        (HAS_MIRROR.but(modes={"/reg/mirror.yml": 0o644}), "is open to others (0644)"),
+        (HAS_MIRROR.but(outputs={"python3 -c": (0, "200\n")}), "it answers 200, not 401"),
+    ],
+)
+def test_a_mirror_that_is_not_as_promised_is_named(host: FakeHost, why: str) -> None:
+    with pytest.raises(Broken) as raised:
+        registry.test_its_mirror_fetches_from_the_named_registry(host, MIRRORED)
+    assert why in raised.value.why
