@@ -24,6 +24,7 @@ _EXAMPLES = {
     "weights_wheel": "dist/sm120_pipeline-0.1.0-py3-none-any.whl",
     "weights_requirements": "lockfiles/tool/run.txt",
     "weights_checkout": "{{ playbook_dir }}/..",
+    "engine_order": "orders/glm.json",
     "pinned_packages_part": "nccl",
     "pinned_packages_pins": "{{ sm120_pins.nccl.debs }}",
 }
@@ -50,6 +51,7 @@ _NOT_JUDGED = {
         "Modules that an initramfs of another kernel than the newest loads.",
     ],
     "registry": ["The layers below the first folders of its storage: clients verify digests."],
+    "engine": ["What the engine answers: `sm120 smoke` and `sm120 quality` ask it."],
     "weights": ["Group permissions below the folder of the weights: a site shares them so."],
     "slurm": [
         "What sites set in /etc/slurm beside the three files of the role, and other partitions.",

@@ -1,10 +1,10 @@
 """What `sm120` does, as plain functions: a request comes in, a typed result goes out.
 
 One module for each matter: `app.build`, `app.gate`, `app.registry`, `app.verify`, `app.serve`,
-`app.smoke`, `app.quality`, `app.bench`, `app.report`, `app.weights`, `app.hosts` and what they
-share. Nothing in this package knows click, prints to stdout or ends the process: progress goes
-through core.log, and every failure is a PipelineError. It imports any package but the cli, and only
-the cli imports it.
+`app.smoke`, `app.quality`, `app.bench`, `app.report`, `app.weights`, `app.hosts`, `app.deploy` and
+what they share. Nothing in this package knows click, prints to stdout or ends the process: progress
+goes through core.log, and every failure is a PipelineError. It imports any package but the cli, and
+only the cli imports it.
 
 `from pipeline import app` loads no module of it before it is used: `app.verify` does not wait for
 the libraries of `app.build`.
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipeline.app import bench as bench
     from pipeline.app import build as build
     from pipeline.app import deliver as deliver
+    from pipeline.app import deploy as deploy
     from pipeline.app import evidence as evidence
     from pipeline.app import fit as fit
     from pipeline.app import gate as gate

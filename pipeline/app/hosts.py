@@ -209,10 +209,15 @@ def verify_hosts(workspace: Workspace, fleet: Fleet, asked: HostVerifyOptions) -
     """Ask Ansible what was promised, and the hosts what they have; reads only."""
     checkout = workspace.checkout()
     fleet.require_inventories()
+    # what `host deploy` brought to each host is recorded there
+    engines = [
+        "--extra-vars",
+        json.dumps({"engine_records": str(fleet.records_folder / "engines")}),
+    ]
     with (
         log.step("Asking Ansible what was promised"),
         fleet.password_files() as passwords,
-        promises_of(checkout, [*fleet.arguments(), *passwords]) as promised,
+        promises_of(checkout, [*fleet.arguments(), *engines, *passwords]) as promised,
     ):
         hosts = [fleet.reach(p) for p in promised]
     # outside the block above, whose files hold passwords

@@ -24,7 +24,7 @@ from pipeline.images.engine.parser_flags import (
 )
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import ImageSpec
-from pipeline.serving.recipe.container import LOOPBACK, LaunchTarget
+from pipeline.serving.recipe.container import LOOPBACK, LaunchTarget, UnitSettings
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import (
     NodePlace,
@@ -286,6 +286,7 @@ class RenderRequest:
     overrides: Overrides = field(default_factory=Overrides)
     folders: tuple[Path, ...] = ()
     platform: str | None = None
+    unit: UnitSettings | None = None  # of a unit that stays on a host
 
 
 class Rendered(NamedTuple):
@@ -372,6 +373,7 @@ def render_recipe(workspace: Workspace, request: RenderRequest) -> Rendered:
             "detached": request.detach,
             "claim": request.claim,
             "weights_image": request.weights_image,
+            "deployed": request.unit,
         }
         target = LaunchTarget.model_validate(body)
         return {rank: render_launch(each, target, form) for rank, each in launches.items()}

@@ -392,7 +392,7 @@ def machine_on(
                 engine = find_among(engines, holding)[0]
         yield HERE, engine
         return
-    with _connected(workspace, on) as tunnel:
+    with connected(workspace, on) as tunnel:
         site, engine = find_remote_site(tunnel, on.host, wanted)
         log.say(f"{on.host}: {site.kind} answers")
         yield site, engine
@@ -411,7 +411,8 @@ def machine_of_all(
 
 
 @contextmanager
-def _connected(workspace: Workspace, on: RemoteHost) -> Iterator[Tunnel]:
+def connected(workspace: Workspace, on: RemoteHost) -> Iterator[Tunnel]:
+    """A login on a host, for as long as the block lasts."""
     if on.inventories:
         with log.step(f"Asking Ansible how {on.host} is reached"):
             connection = connection_of(workspace.checkout(), on.inventories, on.host)
@@ -484,14 +485,6 @@ def make_job(
         gates = gate_state(context.store, built.plan.spec, built, has_patches=has_patches)
     if recipe.hardware.cards:
         fit = plan_fit(recipe, overrides, model_in(recipe, weights, checkout))
-    # the CUDA branch that the image compiles with at run time
-    runs_on = pick_platform(checkout.spec(recipe.image), platform)
-    versions = {
-        pin.name: pin.version
-        for spec in checkout.chain(recipe.image, runs_on)
-        for pin in current_lock(checkout, spec, runs_on).wheels
-    }
-    compiler = next((versions[name] for name in _CUDA_COMPILERS if name in versions), None)
     return ServeJob(
         recipe=recipe,
         launch=with_nccl,
@@ -501,7 +494,7 @@ def make_job(
         weights=weights,
         timeout_s=options.timeout_s,
         flags=_refused(checkout, launch),
-        cuda=".".join(compiler.split(".")[:2]) if compiler else None,
+        cuda=cuda_branch(checkout, recipe.image, platform),
         gates=gates,
         cards=options.cards,
         address=ANYWHERE if options.lan else LOOPBACK,
@@ -511,6 +504,18 @@ def make_job(
         site=context.site,
         fit=fit,
     )
+
+
+def cuda_branch(checkout: Checkout, image: str, platform: str | None) -> str | None:
+    """The CUDA branch that an image compiles with at run time, by its locks."""
+    runs_on = pick_platform(checkout.spec(image), platform)
+    versions = {
+        pin.name: pin.version
+        for spec in checkout.chain(image, runs_on)
+        for pin in current_lock(checkout, spec, runs_on).wheels
+    }
+    compiler = next((versions[name] for name in _CUDA_COMPILERS if name in versions), None)
+    return ".".join(compiler.split(".")[:2]) if compiler else None
 
 
 def warn_of_parsers(context: ServeContext, job: ServeJob) -> None:

@@ -11,7 +11,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from pipeline.app.serve import (
     RemoteHost,
     ServeContext,
     ServeRequest,
+    connected,
     folder_on,
     machine_on,
     make_job,
@@ -216,10 +217,19 @@ def _smoke_address(
 ) -> SmokeResult | Baseline:
     expected = request.expected
     recipe = recipes_of(workspace, request.folders).read(expected) if expected else None
-    signing, url = Signing(), request.target
-    session = request.session(Address.read(url), request.expectations.plan(recipe))
-    begun = smoke_attempt(recipe) if recipe else None
-    with kept_attempt(attempts_of(workspace.store()), begun, "passed") if begun else nullcontext():
+    signing, url, address = Signing(), request.target, Address.read(request.target)
+    with ExitStack() as stack:
+        host = request.on.host if request.on else None
+        begun = smoke_attempt(recipe, host=host) if recipe else None
+        if request.on:
+            # an address of that host, which need not be open to this machine
+            tunnel = stack.enter_context(connected(workspace, request.on))
+            address = replace(address, socket=tunnel.forward(address.netloc))
+            url = f"{url} on {request.on.host}"
+        session = request.session(address, request.expectations.plan(recipe))
+        if begun:
+            attempts = attempts_of(workspace.store())
+            stack.enter_context(kept_attempt(attempts, begun, "passed"))
         result = _tested(request, session, url, show, begun)
         if isinstance(result, SmokeResult):
             try:

@@ -82,7 +82,7 @@ fleet_options = all_of(_FLEET)
 _CHECK = "Show what would change and change nothing."
 
 
-_play_options = all_of(
+play_options = all_of(
     [
         fleet_options,
         options.packed(
@@ -101,7 +101,7 @@ _play_options = all_of(
     ]
 )
 # what is not an option of ours is one of ansible-playbook's
-_FOR_ANSIBLE = {"ignore_unknown_options": True}
+FOR_ANSIBLE = {"ignore_unknown_options": True}
 
 
 def fleet_of(given: dict[str, Any]) -> Fleet:
@@ -188,8 +188,8 @@ def host_lock_command(
     show_moves(["package", "before", "after"], [[*m.values()] for m in moves], dry_run)
 
 
-@click.command(context_settings=_FOR_ANSIBLE)
-@_play_options
+@click.command(context_settings=FOR_ANSIBLE)
+@play_options
 @click.option("-t", "--tags", multiple=True, help="Run this role only. Repeatable.")
 def host_provision_command(
     workspace: Workspace, /, tags: tuple[str, ...], mode: PlayMode, **given: Any
@@ -224,8 +224,8 @@ def _show_played(played: PlaybookResult) -> None:
         raise played.error
 
 
-@click.command(context_settings=_FOR_ANSIBLE)
-@_play_options
+@click.command(context_settings=FOR_ANSIBLE)
+@play_options
 def host_rollback_command(workspace: Workspace, /, mode: PlayMode, **given: Any) -> None:
     """Bring hosts back to the driver that worked last.
 

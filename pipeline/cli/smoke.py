@@ -92,7 +92,8 @@ def smoke_command(
 ) -> None:
     """Prove what a served model answers: from one answer to many streams and the whole context.
 
-    Of a RECIPE, it tests the server that `sm120 serve` started, on another host with --on. It
+    Of a RECIPE, it tests the server that `sm120 serve` started, on another host with --on; a URL
+    with --on is one that HOST itself reaches, such as http://127.0.0.1:8000. It
     leaves that server running; with --restart it restarts it and turns its draft model on last:
     where that changes answers, the recipe is served without it again. A server of --serve is
     always restarted. The ladder stops at the first rung that fails. A key for the server is read
@@ -102,8 +103,8 @@ def smoke_command(
     """
     request = SmokeRequest(target, start=is_started, **options)
     loads = request.weights or request.draft
-    if is_address(target) and (is_started or loads or request.on or request.restart):
-        raise click.UsageError("--serve, --weights, --draft, --restart and --on are for a recipe")
+    if is_address(target) and (is_started or loads or request.restart):
+        raise click.UsageError("--serve, --weights, --draft and --restart are for a recipe")
     if not is_address(target) and (request.expected or (loads and not is_started)):
         raise click.UsageError("--recipe is for a URL; --weights and --draft are for --serve")
     if request.soak_s and (request.record or request.baseline):

@@ -198,6 +198,9 @@ HOST = {
     "verify": Verb("hosts:host_verify_command", "Prove that hosts have what their roles promise."),
     "status": Verb("hosts:host_status_command", "Show what every host of an inventory serves."),
     "rollback": Verb("hosts:host_rollback_command", "Bring back the driver that worked last."),
+    "deploy": Verb(
+        "deploy:host_deploy_command", "Run a recipe as a service on the hosts, proved.", "recipe"
+    ),
     "facts": Verb("host:host_facts_command", "Show what this host is: GPUs, driver, bus, kernel."),
     "check": Verb("host:host_check_command", "Judge this host and test what its GPUs do."),
     "doctor": _DOCTOR,

@@ -809,6 +809,12 @@ class ImageDiffers(ServeFailed):
     hint = "Stop it and serve the recipe again; find out who started it."
 
 
+class RolledBack(ServeFailed):
+    """a deployed version failed on a host, which went back to the one that passed before"""
+
+    hint = "The hosts serve what they served before. Correct the recipe or the image, then deploy."
+
+
 class AlreadyServed(ServeFailed):
     """a container of that recipe is there already"""
 

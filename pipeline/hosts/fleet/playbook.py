@@ -52,6 +52,7 @@ class Played(NamedTuple):
     failed: list[str]
     done: list[str]
     untouched: list[str]  # a failed canary or batch ends the run before these
+    unreached: list[str] = []  # of those that failed
 
     @property
     def summary(self) -> str:
@@ -61,8 +62,13 @@ class Played(NamedTuple):
         return "; ".join(parts) or f"ansible-playbook ended with code {self.code} before any host"
 
 
-def stream_playbook(checkout: Checkout, name: str, arguments: Sequence[str]) -> Played:
-    """Run a playbook with its output on the terminal; how it ended on each host."""
+def stream_playbook(
+    checkout: Checkout, name: str, arguments: Sequence[str], output: int | None = None
+) -> Played:
+    """Run a playbook with its output on the terminal; how it ended on each host.
+
+    `output` is the number of another file than stdout, for a command whose result goes there.
+    """
     command = [ansible_program("ansible-playbook"), str(checkout.root / "ansible" / name)]
     env = ansible_environment(checkout)
     # Ansible writes its recap to a log as well, and the terminal keeps its colours; the log is
@@ -72,17 +78,21 @@ def stream_playbook(checkout: Checkout, name: str, arguments: Sequence[str]) -> 
         # a task says nothing before it ends, and installing a driver takes minutes
         with log.watched(_TaskReader(written).task, log.SAME_LINE_EVERY_S):
             code = subprocess.run(
-                [*command, *arguments], env={**env, "ANSIBLE_LOG_PATH": str(written)}, check=False
+                [*command, *arguments],
+                env={**env, "ANSIBLE_LOG_PATH": str(written)},
+                stdout=output,
+                check=False,
             ).returncode
         lines = written.read_text("utf-8", "replace").splitlines() if written.exists() else []
     if code == 0:
         return Played(code, [], [], [])
     recap = {m["host"]: m for line in lines if (m := _RECAP.search(line))}
-    failed = [h for h, m in recap.items() if int(m["failed"]) or int(m["unreachable"])]
+    unreached = [h for h, m in recap.items() if int(m["unreachable"])]
+    failed = [h for h, m in recap.items() if int(m["failed"]) or h in unreached]
     listed = proc.read([*command, *arguments, "--list-hosts"], env=env).stdout.decode()
     hosts = [line.strip() for line in listed.splitlines() if line.startswith(" " * 6)]
     untouched = sorted({*hosts} - {*recap})
-    return Played(code, failed, [h for h in recap if h not in failed], untouched)
+    return Played(code, failed, [h for h in recap if h not in failed], untouched, unreached)
 
 
 class _TaskReader:

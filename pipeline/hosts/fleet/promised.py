@@ -146,6 +146,37 @@ class SlurmPromise(RolePromise):
     key_sha256: str  # the key itself stays in the vault
 
 
+class EngineRecord(Frozen):
+    """One version of a recipe on a host: image, recipe and unit, as `host deploy` ordered it.
+
+    The host keeps the same as its record, with the moment and the smoke test that it passed.
+    """
+
+    format: Literal[1] = 1
+    recipe: str
+    recipe_digest: str
+    recipe_body: dict[str, Any]
+    image: str  # in the registry, by digest
+    image_digest: str
+    image_ids: list[str]  # by which container engines may name it
+    layers: list[str]  # their diffIDs, from the bottom
+    platform: str
+    runtime: Literal["docker", "podman"]
+    name: str  # of the container and of the service
+    unit: str
+    unit_path: str
+    port: int
+    model: str
+    weights: str  # a folder of the host; empty where the engine fetches them
+    weights_digest: str | None
+
+
+class EnginePromise(RolePromise):
+    """Recipes that were deployed, each in the version that passed."""
+
+    engines: list[EngineRecord]
+
+
 class Roles(Frozen):
     """The promises of every role that the host has."""
 
@@ -159,6 +190,7 @@ class Roles(Frozen):
     registry: RegistryPromise | None = None
     weights: WeightsPromise | None = None
     slurm: SlurmPromise | None = None
+    engine: EnginePromise | None = None
 
     def states(self) -> dict[str, State]:
         """The state of each promised role, by name."""

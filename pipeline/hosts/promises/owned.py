@@ -40,6 +40,7 @@ LEFT = {
         *("/etc/slurm/slurm.conf", "/etc/slurm/gres.conf", "/etc/slurm/cgroup.conf"),
         f"{_SYSTEMD}/slurmd.service.d/sm120.conf",
     ],
+    "engine": ["/var/lib/sm120-engine"],
 }
 # written or read as root by a role, but not its own or gone after a boot
 _USED = {

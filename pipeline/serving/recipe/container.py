@@ -93,6 +93,15 @@ def container_name(recipe: str) -> str:
     return "sm120-" + re.sub(r"[.+]", "-", recipe)
 
 
+class UnitSettings(Frozen):
+    """What a unit that stays on a host has beyond one that is only rendered."""
+
+    log_mib: Annotated[int, Field(ge=1, le=100_000)] = 50  # of one file, for Docker
+    log_files: Annotated[int, Field(ge=1, le=1000)] = 5
+    # a second address of the host at which Prometheus reads /metrics, such as 10.0.0.5:9400
+    metrics: Annotated[str, Field(pattern=r"^$|^[0-9.]+:[0-9]{1,5}$")] = ""
+
+
 class LaunchTarget(Frozen):
     """Where a launch is to run."""
 
@@ -106,6 +115,7 @@ class LaunchTarget(Frozen):
     detached: bool = False  # a command starts the container and ends
     claim: str | None = None  # a PersistentVolumeClaim with the weights
     weights_image: str | None = None  # an image with the weights, by digest
+    deployed: UnitSettings | None = None  # of a unit that `sm120 host deploy` writes
 
     @property
     def is_local(self) -> bool:

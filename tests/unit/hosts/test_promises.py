@@ -63,6 +63,7 @@ from tests.unit.hosts.good_host import (
 from tests.unit.hosts.promise_values import changed_unit, keyed, weights_with
 from tests.unit.hosts.test_slurm_promises import GOOD as CLUSTER
 from tests.unit.hosts.test_slurm_promises import HEAD
+from tests.unit.hosts.test_engine_promises import WANTED as ENGINES
 
 # each promise that is judged by the host alone, with hosts on which it must not hold
 ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
@@ -638,6 +639,7 @@ def test_every_check_of_every_role_gets_what_it_asks_for(
         registry=REGISTRY,
         weights=weights_with(key),
         slurm=HEAD,
+        engine=ENGINES,
     )
     host = promised.model_copy(update={"roles": roles})
     rows = judge_promises(host, Remote(host.connection), machine())

@@ -28,8 +28,11 @@ from pipeline.serving.recipe.render.manifests import render_compose, render_kube
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 # Podman's generator copies a folder into a line that has no quotes (RequiresMountsFor=).
 _AWKWARD = re.compile(r"[\s\"'\\$]")
-# An image of many gigabytes may have to be pulled first.
-_SERVICE = ["Restart=on-failure", "RestartSec=10", "TimeoutStartSec=infinity", "", "[Install]"]
+# Podman's copies go to the journal, which has limits of its own.
+_LOGS = {
+    "docker": ["--log-driver=json-file", "--log-opt=max-size={0}m", "--log-opt=max-file={1}"],
+    "podman": ["--log-driver=journald"],
+}
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 # Claude Code asks for models by these names; all are the one that is served.
 _CLAUDE_MODELS = (
@@ -89,9 +92,28 @@ def _isolation(container: ContainerArguments, target: LaunchTarget) -> list[str]
         *(["--ipc=host"] if container.ipc == "host" else []),
         *([f"--shm-size={container.shm_bytes}"] if container.shm_bytes else []),
         *(["--ulimit=memlock=-1:-1"] if container.memory_locked else []),
-        # another owner may have the same name in a public registry
-        *(["--pull=never"] if target.is_local else []),
+        # another owner may have the same name in a public registry; a deployed image was compared
+        # with its evidence, and what is pulled later was not
+        *(["--pull=never"] if target.is_local or target.deployed else []),
     ]
+
+
+def _kept(container: ContainerArguments, target: LaunchTarget, runner: str) -> list[str]:
+    """Of a unit that stays: labels by which it is found, rotated logs, an address for metrics."""
+    if (unit := target.deployed) is None:
+        return []
+    return [
+        *(f"--label={name}={value}" for name, value in container.labels.items()),
+        *(word.format(unit.log_mib, unit.log_files) for word in _LOGS[runner]),
+        *([f"--publish={unit.metrics}:{container.port}"] if unit.metrics else []),
+    ]
+
+
+def _service(target: LaunchTarget) -> list[str]:
+    # an engine of a rack that ends with code 0 is as gone as any other
+    restart = "always" if target.deployed else "on-failure"
+    # an image of many gigabytes may have to be pulled first
+    return [f"Restart={restart}", "RestartSec=10", "TimeoutStartSec=infinity", "", "[Install]"]
 
 
 def _run_words(
@@ -113,6 +135,7 @@ def _run_words(
         *([["--cap-drop=ALL"], ["--security-opt=no-new-privileges"]] if is_bare else []),
         *([f"--cap-add={name}"] for name in container.capabilities),
         *([word] for word in _isolation(container, target)),
+        *([word] for word in _kept(container, target, runner)),
         *([["--env-file", NCCL_SETTINGS]] if target.nccl else []),
         *(["-e", f"{name}={value}"] for name, value in launch.environment.items()),
         *(["-v", _volume(each, runner)] for each in container.mounts),
@@ -149,7 +172,7 @@ def render_systemd(launch: Launch, target: LaunchTarget) -> str:
         f"ExecStop={program} stop {name}",
         # an engine that was asked to stop did nothing wrong
         "SuccessExitStatus=143",
-        *_SERVICE,
+        *_service(target),
         "WantedBy=multi-user.target",
     ]
     return "\n".join(lines) + "\n"
@@ -194,10 +217,11 @@ def render_quadlet(launch: Launch, target: LaunchTarget) -> str:
         *(f"Environment={systemd_word(f'{k}={v}')}" for k, v in launch.environment.items()),
         *(f"Volume={volume}" for volume in (*volumes, *_cache(container, "podman"))),
         *(f"PodmanArgs={word}" for word in _isolation(container, target)),
+        *(f"PodmanArgs={systemd_word(word)}" for word in _kept(container, target, "podman")),
         f"Exec={_lines(_grouped(container.arguments), systemd_word)}",
         "",
         "[Service]",
-        *_SERVICE,
+        *_service(target),
         "WantedBy=multi-user.target default.target",
     ]
     return "\n".join(lines) + "\n"

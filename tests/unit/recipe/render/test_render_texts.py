@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from pipeline.artifacts.containers.arguments import Mount
 from pipeline.core.errors import RecipeInvalid
-from pipeline.serving.recipe.container import LaunchTarget, container_arguments
+from pipeline.serving.recipe.container import LaunchTarget, UnitSettings, container_arguments
 from pipeline.serving.recipe.model import ContainerSpec
 from pipeline.serving.recipe.render.formats import CONTAINED, render_launch
 from tests.unit.recipe.render.launches import DIGEST, IMAGE, TARGET, small_launch
@@ -509,3 +510,45 @@ def test_what_is_compiled_is_kept_apart_by_image_and_recipe() -> None:
         "  -v sm120-small-2x-bbbbbbbbbbbb:/home/engine \\",
         f"  -v sm120-other-1-x-{DIGEST[7:19]}:/home/engine \\",
     }
+
+
+@pytest.mark.parametrize(
+    ("format_name", "runner", "lines"),
+    [
+        (
+            "systemd",
+            "docker",
+            [
+                *("--label=sm120.recipe=small-2x", "--log-opt=max-size=50m"),
+                *("--log-opt=max-file=5", "--publish=10.0.0.5:9400:8000", "--pull=never"),
+            ],
+        ),
+        ("systemd", "podman", ["--log-driver=journald", "--publish=10.0.0.5:9400:8000"]),
+        (
+            "quadlet",
+            "podman",
+            [
+                *("PodmanArgs=--label=sm120.port=8000", "PodmanArgs=--log-driver=journald"),
+                "PodmanArgs=--pull=never",
+            ],
+        ),
+    ],
+)
+def test_a_deployed_unit_is_found_again_rotates_its_log_and_always_comes_back(
+    format_name: str, runner: str, lines: list[str]
+) -> None:
+    unit = UnitSettings(metrics="10.0.0.5:9400")
+    target = TARGET.model_copy(update={"runner": runner, "deployed": unit})
+    rendered = render_launch(small_launch(), target, format_name)
+    found = [line.strip().removesuffix(" \\") for line in rendered.splitlines()]
+    assert [line for line in lines if line not in found] == []
+    assert "Restart=always" in found
+    assert "Restart=on-failure" in render_launch(small_launch(), TARGET, format_name)
+
+
+@pytest.mark.parametrize(
+    "metrics", ["9400", "host:9400", "10.0.0.5:", "10.0.0.5:9400 --privileged"]
+)
+def test_what_is_no_address_for_metrics_is_refused(metrics: str) -> None:
+    with pytest.raises(ValidationError):
+        UnitSettings(metrics=metrics)
