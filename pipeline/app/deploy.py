@@ -220,12 +220,12 @@ def weights_on_hosts(workspace: Workspace, recipe: Recipe, request: DeployReques
         return HostWeights(folder)
     checkout = workspace.checkout()
     lock = current_weights_lock(checkout, name)
-    values = {
+    brought: dict[str, Any] = {
         "engine_weights_set": name,
         "engine_weights_lock": str(lock_path(checkout, name)),
         "engine_weights_from": [*request.weights_from],
     }
-    return HostWeights(folder or Path(_MODELS, name), lock.seal, values)
+    return HostWeights(folder or Path(_MODELS, name), lock.seal, brought)
 
 
 def deploy(

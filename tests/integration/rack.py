@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,10 @@ class Rack:
             sm120(self.image.store, "build", IMAGE, "--accept", "--platform", host_platform())
 
     def write_inventory(self, **values: Any) -> None:
-        write_inventory(self.inventory, self.fleet, {"sm120_parts": [], **values})
+        # nothing is provisioned, but promises are read as the inventory of a whole site has them
+        repository = {"nvidia_repository_url": "http://mirror.invalid/", "sm120_parts": []}
+        repository["nvidia_repository_key"] = str(self.registry.ca_file)
+        write_inventory(self.inventory, self.fleet, {**repository, **values})
 
 
 def outcomes(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
@@ -134,15 +137,22 @@ def trust_registry(node: Node, registry: Registry, tmp: Path) -> None:
 def new_rack(
     daemon: DockerDaemon, lean: Path, keys: Path, tmp: Path, names: Sequence[str]
 ) -> Iterator[Rack]:
-    """Nodes that trust a registry, and the image published in it."""
-    image = build_image(lean, IMAGE, host_platform())
+    """Fresh nodes, nothing provisioned, and the image in a registry that they trust."""
     tar = base_tar(default_root().parent / "sm120-testbed")
-    with ExitStack() as stack:
-        nodes = stack.enter_context(fleet(daemon, tar, names, tmp, with_docker))
-        login = {USER: PASSWORD}
-        registry = stack.enter_context(
-            oci_registry(tmp, tls=True, htpasswd=login, address=nodes.gateway)
-        )
+    with (
+        fleet(daemon, tar, names, tmp, with_docker) as nodes,
+        rack_of(nodes, lean, keys, tmp) as rack,
+    ):
+        rack.write_inventory()
+        yield rack
+
+
+@contextmanager
+def rack_of(nodes: Fleet, lean: Path, keys: Path, tmp: Path) -> Iterator[Rack]:
+    """Docker on each node, a registry that they trust, and the image published in it."""
+    image = build_image(lean, IMAGE, host_platform())
+    login = {USER: PASSWORD}
+    with oci_registry(tmp, tls=True, htpasswd=login, address=nodes.gateway) as registry:
         for node in nodes.nodes:
             place = tmp / node.name
             place.mkdir()
@@ -151,6 +161,5 @@ def new_rack(
         (tmp / "recipes").mkdir()
         config = keep_login(tmp / "login", registry.host_port, f"{USER}:{PASSWORD}")
         rack = Rack(nodes, registry, image, keys, config, tmp)
-        rack.write_inventory()
         rack.publish("v1")
         yield rack

@@ -23,7 +23,9 @@ def test_each_service_starts_at_boot_and_runs(host: Host, wanted: EnginePromise)
     """By a unit that nothing changes."""
     for engine in wanted.engines:
         unit = f"{engine.name}.service"
-        checks.require_unit(host, unit)
+        service = host.service(unit)
+        require(service.is_enabled, f"{unit} does not start at boot", _AGAIN)
+        require(service.is_running, f"{unit} does not run", _AGAIN)
         checks.require_untouched_unit(host, unit)
 
 

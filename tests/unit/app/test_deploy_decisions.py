@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.app import deploy
 from pipeline.app.hosts import Fleet, PlayMode, Secrets
+from pipeline.app.recipes import recipes_of
 from pipeline.app.workspace import Workspace
 from pipeline.core import errors
 from pipeline.hosts.fleet.playbook import Played
@@ -137,7 +138,7 @@ def test_a_tiny_model_is_sent_and_a_locked_set_is_brought_by_the_host(
     lock = SimpleNamespace(seal="sha256:seal")
     monkeypatch.setattr(deploy, "current_weights_lock", lambda checkout, name: lock)
     request = deploy.DeployRequest("x", weights_from=("http://n1:8000",))
-    recipes = deploy.recipes_of(workspace, ())
+    recipes = recipes_of(workspace, ())
     tiny = deploy.weights_on_hosts(workspace, recipes.read("tiny-cpu"), request)
     assert str(tiny.folder).startswith("/models/sm120-tiny/")
     assert Path(tiny.values["engine_model_file"]).is_file()
@@ -151,7 +152,7 @@ def test_a_tiny_model_is_sent_and_a_locked_set_is_brought_by_the_host(
 
 
 def test_weights_that_nothing_names_are_refused(workspace: Workspace) -> None:
-    recipe = deploy.recipes_of(workspace, ()).read("tiny-cpu")
+    recipe = recipes_of(workspace, ()).read("tiny-cpu")
     model = recipe.model.model_copy(update={"tiny": False})
     bare = recipe.model_copy(update={"model": model})
     with pytest.raises(errors.WeightsUnknown, match="nothing says where its weights are"):

@@ -1,0 +1,137 @@
+"""The story of docs/rack.md: four fresh nodes become a benchmarked rack, in the order of the page.
+
+Real: systemd, sshd, sudo, Ansible, apt, Docker on each node, TLS and logins of the registry, the
+engine, the smoke test, the benchmark. Stand-ins: the packages of NVIDIA, and there is no card. The
+nodes' Docker is this machine's, so that the role container_runtime is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.errors import HostUnreached, RolledBack
+from tests.integration.built import checkout_of
+from tests.integration.rack import RECIPE, Rack, outcomes, rack_of
+from tests.integration.site import unlocked_site
+from tests.testbed.docker_node import with_docker
+from tests.testbed.dockerd import DockerDaemon
+from tests.testbed.playbook import write_inventory
+
+pytestmark = [pytest.mark.big, pytest.mark.timeout(5400)]
+NODES = ["n1", "n2", "n3", "n4"]
+PARTS = ["nccl", "host_tuning"]
+
+
+@pytest.fixture(scope="module")
+def rack(
+    docker_daemon: DockerDaemon,
+    lean_store: Path,
+    keys: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Rack]:
+    checkout = checkout_of(lean_store)
+    with ExitStack() as stack:
+        tmp = tmp_path_factory.mktemp("story")
+        part = unlocked_site(docker_daemon, tmp, NODES, checkout, with_parts=with_docker)
+        site = stack.enter_context(part)
+        site.lock()
+        made = stack.enter_context(rack_of(site.fleet, lean_store, keys, tmp))
+        write_inventory(made.inventory, site.fleet, {**site.values, "sm120_parts": PARTS})
+        yield made
+
+
+class Story:
+    """Runs commands, and keeps what was typed and printed, with the time, for the page."""
+
+    def __init__(self, rack: Rack) -> None:
+        self.rack, self.file = rack, rack.folder / "story.txt"
+
+    def keep(
+        self, begun: float, done: subprocess.CompletedProcess[str], *words: str
+    ) -> subprocess.CompletedProcess[str]:
+        took = time.monotonic() - begun
+        with self.file.open("a") as out:
+            out.write(f"$ sm120 {' '.join(words)}\n{done.stdout}--- stderr\n{done.stderr[-6000:]}")
+            out.write(f"--- ended with {done.returncode} after {took:.0f} s\n\n")
+        return done
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        begun = time.monotonic()
+        return self.keep(begun, self.rack.run(*words), *words)
+
+    def deploy(self, *more: str) -> subprocess.CompletedProcess[str]:
+        begun = time.monotonic()
+        done = self.rack.deploy("--lan", "--batch", "3", *more)
+        return self.keep(begun, done, "host deploy", *more)
+
+
+def test_four_fresh_hosts_become_a_benchmarked_rack(rack: Rack) -> None:
+    story, inventory = Story(rack), ("-i", str(rack.inventory))
+    rack.add()
+    done = story.run("host", "provision", *inventory, "-e", "sm120_batches=100%")
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    # one node dies while the canary is being proved
+    def kill() -> None:
+        deadline = time.monotonic() + 900
+        while RECIPE not in rack.nodes["n1"].shell("docker ps", check=False):
+            assert time.monotonic() < deadline
+            time.sleep(1)
+        rack.nodes["n4"].stop()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    first = story.deploy()
+    killer.join()
+    assert first.returncode == HostUnreached.exit_code, first.stderr[-3000:]
+    good = dict.fromkeys(NODES[:3], "deployed")
+    assert outcomes(first) == {**good, "n4": "not reached"}
+
+    rack.nodes["n4"].start()
+    second = story.deploy()
+    assert outcomes(second) == {**dict.fromkeys(NODES[:3], "unchanged"), "n4": "deployed"}
+
+    bad = rack.publish_pretender()
+    failed = story.deploy("--registry", f"{rack.place}@{bad}")
+    assert failed.returncode == RolledBack.exit_code, failed.stderr[-3000:]
+    untouched = dict.fromkeys(NODES[1:], "not touched")
+    assert outcomes(failed) == {"n1": "rolled back", **untouched}
+
+    third = story.deploy()
+    assert outcomes(third) == dict.fromkeys(NODES, "unchanged"), third.stderr[-3000:]
+    assert third.stderr.count("changed=0") == len(NODES)
+
+    recipes = ("--recipes", str(rack.folder / "recipes"))
+    smoke = story.run(
+        "smoke", RECIPE, "--on", "n2", *inventory, *recipes, "--quick", "--up-to", "streams"
+    )
+    assert smoke.returncode == 0, smoke.stderr[-3000:]
+
+    runs = rack.folder / "bench"
+    for name in NODES:
+        facts = rack.folder / "records" / f"{name}.json"
+        words = ("bench", RECIPE, "--on", name, *inventory, *recipes, "--host-facts", str(facts))
+        small = ("--requests", "4", "--repeats", "1", "--concurrency", "1")
+        done = story.run(*words, *small, "--output", str(runs / name))
+        assert done.returncode == 0, done.stderr[-3000:]
+    page = rack.folder / "rack.html"
+    done = story.run(
+        "report", *(str(runs / name / "tiny") for name in NODES), "--output", str(page)
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert all(name in page.read_text() for name in NODES)
+
+    done = story.run("host", "verify", *inventory, "--brief")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    done = story.run("host", "verify", *inventory, "--role", "engine", "--json")
+    rows = [row for host in json.loads(done.stdout)["hosts"] for row in host["rows"]]
+    engines = [row["verdict"] for row in rows if row["role"] == "engine"]
+    assert engines == ["passed"] * 6 * len(NODES)
