@@ -131,6 +131,11 @@ def plan_deploy(workspace: Workspace, request: DeployRequest) -> EngineRecord:
             f"{recipe.name}: {why}",
             "--registry REGISTRY/REPOSITORY names it; `sm120 publish` puts it there.",
         )
+    if recipe.nodes > 1:
+        raise errors.RecipeInvalid(
+            f"{recipe.name}: is for {recipe.nodes} nodes at once, and a service is on one host",
+            "`sm120 serve --on A,B` starts its ranks; `sm120 render --as slurm` prints a job.",
+        )
     named, platform = parse_reference(request.registry), named_platform(request.platform)
     digest = named.digest or image_digest(workspace, recipe, platform)
     place = named.model_copy(update={"tag": None, "digest": digest})
@@ -172,6 +177,9 @@ def plan_deploy(workspace: Workspace, request: DeployRequest) -> EngineRecord:
         unit=UnitSettings(metrics=request.metrics),
     )
     rendered, name = render_unit(workspace, rendering), container_name(recipe.name)
+    # on one host there is one text
+    (unit,) = rendered.texts().values()
+    assert isinstance(rendered.body, dict)
     return EngineRecord(
         recipe=recipe.name,
         recipe_digest=recipe_digest(recipe),
@@ -183,7 +191,7 @@ def plan_deploy(workspace: Workspace, request: DeployRequest) -> EngineRecord:
         platform=image.platform,
         runtime=request.runner,
         name=name,
-        unit=rendered.text(),
+        unit=unit,
         unit_path=_UNITS[request.runner].format(name),
         port=rendered.body["port"],
         model=rendered.body["model"],

@@ -91,7 +91,7 @@ def test_a_worker_that_ends_ends_the_start_and_no_rank_stays(world: Nodes) -> No
     world.worker.ends_with = 3
     world.worker.log = [b"NCCL WARN no route\n"]
     # rank 0 waits for the others for ever, as engines do
-    world.engine.start = lambda identity: None  # type: ignore[method-assign,assignment]
+    world.engine.start = lambda identity: None  # type: ignore[method-assign]
     done = world.on_both("--timeout", "5")
     assert done.error == "StartFailed"
     assert "rank 1 ended (3)" in done.err
@@ -99,7 +99,7 @@ def test_a_worker_that_ends_ends_the_start_and_no_rank_stays(world: Nodes) -> No
 
 
 def test_a_first_rank_that_never_answers_takes_the_workers_along(world: Nodes) -> None:
-    world.engine.start = lambda identity: None  # type: ignore[method-assign,assignment]
+    world.engine.start = lambda identity: None  # type: ignore[method-assign]
     done = world.on_both("--timeout", "1")
     assert done.error == "StartFailed"
     assert "did not answer within" in done.err

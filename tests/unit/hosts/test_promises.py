@@ -61,9 +61,9 @@ from tests.unit.hosts.good_host import (
     with_file,
 )
 from tests.unit.hosts.promise_values import changed_unit, keyed, weights_with
+from tests.unit.hosts.test_engine_promises import WANTED as ENGINES
 from tests.unit.hosts.test_slurm_promises import GOOD as CLUSTER
 from tests.unit.hosts.test_slurm_promises import HEAD
-from tests.unit.hosts.test_engine_promises import WANTED as ENGINES
 
 # each promise that is judged by the host alone, with hosts on which it must not hold
 ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
