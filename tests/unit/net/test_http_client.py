@@ -140,6 +140,39 @@ def test_a_kept_connection_that_the_server_closed_is_no_failure() -> None:
             assert asker.fetch(url, most_bytes=9).data == b"{}"
 
 
+def test_what_a_kept_connection_swallows_is_asked_again_unless_it_carries_a_body() -> None:
+    """The server takes the second request of each connection, and closes without an answer."""
+    asked: list[bytes] = []
+
+    def answer(conn: socket.socket, request: bytes) -> None:
+        asked.append(request.partition(b" ")[0])
+        conn.sendall(hostile.OK + b"Content-Length: 2\r\n\r\n{}")
+        asked.append(conn.recv(65536).partition(b" ")[0] + b" swallowed")
+
+    asker = client()
+    with hostile_server(answer) as url:
+        for _ in range(2):
+            assert asker.fetch(url, most_bytes=9).data == b"{}"
+        with pytest.raises(Lost):
+            asker.ask("PUT", url, body=Small(b"x"))
+    assert asked == [b"GET", b"GET swallowed", b"GET", b"PUT swallowed"]
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"Content-Length: 9000\r\n\r\n", b"\r\n"],
+)
+def test_a_redirect_is_followed_whatever_is_left_of_its_body(rest: bytes) -> None:
+    def answer(conn: socket.socket, request: bytes) -> None:
+        moved = b"HTTP/1.1 302 Found\r\nLocation: /y\r\n" + rest
+        whole = hostile.OK + b"Content-Length: 2\r\n\r\n{}"
+        conn.sendall(whole if request.startswith(b"GET /y ") else moved)
+
+    with hostile_server(answer) as url:
+        reply = client().fetch(f"{url}/x", most_bytes=9)
+    assert (reply.data, reply.url) == (b"{}", f"{url}/y")
+
+
 @pytest.mark.parametrize("status", [100, 102, 103, 199])
 def test_an_interim_answer_is_not_the_answer(status: int) -> None:
     """Nor is the answer after it that of the next request on the same connection."""
@@ -330,6 +363,7 @@ def test_netrc_answers_where_it_is_asked_and_only_there(
         client().fetch(url, most_bytes=9)
         client(use_netrc=True).fetch(url, most_bytes=9)
     assert [b"uthorization" in request for request in asked] == [False, True]
+    assert b"Basic " + base64.b64encode(b"ann:s3cret") + b"\r\n" in asked[1]
 
 
 def test_a_body_is_sent_whole_and_a_refusal_in_the_middle_is_heard() -> None:
