@@ -158,6 +158,21 @@ def test_what_a_kept_connection_swallows_is_asked_again_unless_it_carries_a_body
     assert asked == [b"GET", b"GET swallowed", b"GET", b"PUT swallowed"]
 
 
+def test_a_head_that_only_drips_is_cut_on_a_kept_connection_too() -> None:
+    def answer(conn: socket.socket, request: bytes) -> None:
+        conn.sendall(hostile.OK + b"Content-Length: 2\r\n\r\n{}")
+        conn.recv(65536)
+        hostile.forever(hostile.OK, b"X: y\r\n", 0.05)(conn, request)
+
+    asker = client()
+    with hostile_server(answer) as url:
+        assert asker.fetch(url, most_bytes=9).data == b"{}"
+        start = time.monotonic()
+        with pytest.raises(Lost, match="whole answer"):
+            asker.fetch(url, most_bytes=9)
+    assert time.monotonic() - start < 2
+
+
 @pytest.mark.parametrize(
     "rest",
     [b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"Content-Length: 9000\r\n\r\n", b"\r\n"],
