@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import ssl
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +31,7 @@ from pipeline.core.net.client import basic, is_home, login_in
 from pipeline.core.net.download import download_blob, pour, require_length
 from pipeline.core.net.failures import BadAddress, BadAnswer, Lost
 from pipeline.core.net.framing import FramedAnswer, Malformed
+from pipeline.core.net.route import tls_context
 from pipeline.core.net.timing import RetryPolicy, most_attempts
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -56,7 +60,7 @@ class Kept(FramedAnswer):
 def fed(*pieces: bytes, **given: Any) -> Kept:
     answer = Kept(**given)
     for now, piece in enumerate(pieces):
-        answer.feed(piece, float(now))
+        assert answer.feed(piece, float(now)) is answer.whole
     return answer
 
 
@@ -80,6 +84,12 @@ def test_an_answer_is_the_same_however_it_is_cut(
     assert (answer.data, answer.whole, answer.begun) == (body, is_whole, 1)
     assert (answer.status, answer.first_byte) == (200, 0.0)
     assert b"" not in [piece for _, piece in answer.pieces]
+
+
+def test_lines_of_a_body_are_no_headers() -> None:
+    answer = fed(HEAD + b"Content-Length: 14\r\n\r\na\r\nX-Evil: 1\r\n")
+    assert answer.headers == {"content-length": "14"}
+    assert answer.data == b"a\r\nX-Evil: 1\r\n"
 
 
 def test_a_piece_has_the_time_at_which_it_came() -> None:
@@ -268,6 +278,40 @@ def test_the_innermost_cause_is_the_reason() -> None:
 )
 def test_this_machine_is_known_with_and_without_a_port(host: str, is_here: bool) -> None:
     assert is_loopback(host) is is_here
+
+
+@pytest.mark.parametrize(
+    ("ca_file", "cafile", "capath", "has_certifi", "used"),
+    [
+        (None, None, None, True, "certifi's"),
+        (None, None, None, False, None),
+        ("mine", None, None, True, "mine"),
+        (None, "the system's", None, True, None),
+        (None, None, "the system's", True, None),
+    ],
+)
+def test_a_package_s_CAs_are_taken_only_where_the_system_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+    ca_file: str | None,
+    cafile: str | None,
+    capath: str | None,
+    has_certifi: bool,
+    used: str | None,
+) -> None:
+    seen: list[str | None] = []
+
+    def make(cafile: str | None = None) -> ssl.SSLContext:
+        seen.append(cafile)
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+    places = SimpleNamespace(cafile=cafile, capath=capath)
+    monkeypatch.setattr("ssl.get_default_verify_paths", lambda: places)
+    monkeypatch.setattr("ssl.create_default_context", make)
+    found = object() if has_certifi else None
+    monkeypatch.setattr("pipeline.core.net.route.find_spec", lambda name: found)
+    monkeypatch.setitem(sys.modules, "certifi", SimpleNamespace(where=lambda: "certifi's"))
+    assert not tls_context(ca_file).verify_flags & ssl.VERIFY_X509_STRICT
+    assert seen == [used]
 
 
 def test_a_list_ends_by_pages_or_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
