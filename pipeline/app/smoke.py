@@ -202,6 +202,11 @@ def smoke(
     )
     recipes, signing = recipes_of(workspace, request.folders), Signing()
     recipe = recipes.read(request.target)
+    if recipe.nodes > 1 and request.may_restart:
+        raise errors.RecipeInvalid(
+            f"{recipe.name}: its {recipe.nodes} ranks can only be started together",
+            "Serve it with --on HOST,HOST first, and test it without --serve and --restart.",
+        )
     holding = None if request.start else recipe.name
     with machine_on(workspace, request.on, request.engine, holding) as (site, containers):
         context = ServeContext(workspace.checkout(), workspace.store(), options, site)

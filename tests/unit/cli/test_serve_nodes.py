@@ -172,3 +172,10 @@ def test_a_command_for_one_server_refuses_several_hosts(sm120: Command) -> None:
     assert done.error == "HostUnreached"
     assert "names several hosts, of which only the first answers clients" in done.err
     assert "--on rig1." in done.err
+
+
+@pytest.mark.parametrize("option", ["--serve", "--restart"])
+def test_a_test_restarts_no_rank_alone(world: Nodes, option: str) -> None:
+    done = world.sm120("smoke", "brainy", "--on", "rig1", option)
+    assert done.error == "RecipeInvalid"
+    assert "its 2 ranks can only be started together" in done.err
