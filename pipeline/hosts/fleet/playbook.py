@@ -118,8 +118,10 @@ class _TaskReader:
         return self._task
 
 
-# The value of a password, a key or a token, as far as its line goes.
-_SECRET = re.compile(r"(?i)\w*(?:pass|secret|token|api_?key)\w*[\"']?\s*[:=]\s*(\S.*)")
+# The value of a password or a token to the end of its line; the name of a variable is no secret.
+_SECRET = re.compile(
+    r"(?i)\w*(?:pass|secret|token|api_?key)\w*[\"']?\s*[:=]\s*(?![\"']?\{\{|!vault)(\S.*)"
+)
 _TASK = re.compile(r"(?:TASK|RUNNING HANDLER) \[(.*)\] \*")
 _RECAP = re.compile(
     r"(?P<host>\S+)\s+: ok=\d+\s+changed=\d+"
@@ -154,8 +156,9 @@ def promises_of(
             # a line that Ansible cannot read it prints, and that may be a password's
             for path in (Path(x) for a, x in pairwise(arguments) if a == "--inventory"):
                 text = path.read_text("utf-8", "replace") if path.is_file() else ""
-                for secret in (word for line in _SECRET.findall(text) for word in line.split()):
-                    message = message.replace(secret.strip("\"',"), "(hidden)")
+                for word in (x.strip("\"',[]") for x in " ".join(_SECRET.findall(text)).split()):
+                    # shorter ones would be found in every word
+                    message = message.replace(word, "(hidden)") if len(word) > 2 else message
             raise FleetUnready(message, _VAULT if "vault" in message.lower() else "")
         yield hosts
 

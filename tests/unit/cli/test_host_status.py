@@ -312,3 +312,12 @@ def test_the_play_that_names_connections_asks_no_host(tmp_path: Path) -> None:
     arguments = ["--inventory", str(tmp_path / "hosts.yml")]
     with promises_of(cast(Any, Checkout(ROOT)), arguments, "connection.yml") as hosts:
         assert [(each.host, each.connection.address) for each in hosts] == [("n1", "192.0.2.1")]
+
+
+def test_the_name_of_a_variable_that_is_missing_is_shown(tmp_path: Path, sm120: Command) -> None:
+    ansible_program("ansible-playbook")
+    text = 'all: {hosts: {n1: {ansible_password: "{{ vaulted_word }}"}}}\n'
+    (tmp_path / "hosts.yml").write_text(text)
+    done = sm120("--checkout", str(ROOT), "host", "status", "-i", str(tmp_path / "hosts.yml"))
+    assert done.error == "FleetUnready"
+    assert "(hidden)" not in done.err
