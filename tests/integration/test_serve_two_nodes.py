@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ http.server.ThreadingHTTPServer((given.host, given.port), Handler).serve_forever
 class Rack:
     """Two hosts in an inventory, a store with the stub's image and a folder of recipes."""
 
-    nodes: list[Node]
+    nodes: Sequence[Node]
     image: Built
     folder: Path
 
@@ -111,7 +111,7 @@ def image(lean_store: Path) -> Built:
         "base": "debian-python",
         "platforms": [host_platform()],
         "files": [{"from": "engine.py", "to": "/opt/engine.py", "mode": "0755"}],
-        "entrypoint": ["/opt/venv/bin/python", "/opt/engine.py"],
+        "entrypoint": ["/usr/bin/python3", "/opt/engine.py"],
         "command": ["--help"],
         "ports": [PORT],
         "user": "engine",
