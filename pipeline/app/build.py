@@ -24,9 +24,11 @@ from pipeline.artifacts.registry.access import Access
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core import log
 from pipeline.core.errors import NotReproducible, OfflineMiss, StoreDamaged, UnknownImage
+from pipeline.images.assemble.golden import read_golden
 from pipeline.images.assemble.image import Built, assemble_images
 from pipeline.images.assemble.plan import ImagePlan, TreePlan, Work, work_for
 from pipeline.images.fetch.base_settings import BaseSettings
+from pipeline.images.source.compiled import require_decided
 from pipeline.images.source.toolchain import why_not_here
 
 if TYPE_CHECKING:
@@ -115,6 +117,9 @@ def build_images(
 
     with store.in_use():
         compile_missing(checkout, store, plans, fetcher, offered)
+        # objects that others chose must not become a golden digest
+        for tree in [t for plan in plans for t in plan.all_trees()] if request.accept else ():
+            require_decided(store, read_golden(checkout.golden_path), tree)
         built = assemble_images(
             checkout, store, plans, fetcher, keep_inputs=request.keep_inputs, accept=request.accept
         )

@@ -34,6 +34,7 @@ from pipeline.images.source.compiled import (
     compile_tree,
     compiled_layer,
     read_tree,
+    require_decided,
 )
 from pipeline.images.source.toolchain import NOT_HERE, why_not_here
 from pipeline.images.spec.checkout import Checkout
@@ -147,7 +148,12 @@ def missing_archives(store: Store, trees: Sequence[TreePlan]) -> list[ArchivePin
 
 
 def make_compiler(
-    checkout: Checkout, store: Store, fetcher: Callable[[], Fetcher], sandbox: Wanted, jobs: int
+    checkout: Checkout,
+    store: Store,
+    fetcher: Callable[[], Fetcher],
+    sandbox: Wanted,
+    jobs: int,
+    object_cache: str = "",
 ) -> Compiler:
     """A compiler whose toolchains are images of this checkout, built when they are needed."""
 
@@ -157,7 +163,8 @@ def make_compiler(
             raise errors.SandboxUnavailable(why, NOT_HERE)
         return assemble_images(checkout, store, [tree.toolchain], fetcher)[0]
 
-    return Compiler(checkout, store, fetcher, toolchain, find_way(sandbox), jobs)
+    way = find_way(sandbox)
+    return Compiler(checkout, store, fetcher, toolchain, way, jobs, object_cache=object_cache)
 
 
 def find_tree(workspace: Workspace, name: str, build: str, platform: str | None) -> TreePlan:
@@ -176,6 +183,7 @@ def build_source(
     sandbox: Wanted = "auto",
     mirrors: tuple[str, ...] = (),
     offline: bool = False,
+    object_cache: str | None = None,
 ) -> tuple[CompiledTree, LayerRecord]:
     """Compile one build of a source into the store, without making an image of it."""
     plan, store = find_tree(workspace, name, build, platform), workspace.store()
@@ -186,7 +194,8 @@ def build_source(
         return make_fetcher(store, mirrors, offline)
 
     with store.in_use():
-        compiler = make_compiler(workspace.checkout(), store, fetcher, sandbox, jobs)
+        cache = "" if offline else (object_cache or "").rstrip("/")
+        compiler = make_compiler(workspace.checkout(), store, fetcher, sandbox, jobs, cache)
         record = compile_tree(compiler, plan)
     return read_tree(store, plan), record
 
@@ -206,6 +215,8 @@ def export_source(
     plan = find_tree(workspace, name, build, platform)
     with store.in_use():
         record = compiled_layer(store, plan)
+        # each file gets a signed statement
+        require_decided(store, read_golden(workspace.checkout().golden_path), plan)
         written = export_tree(store, record, plan.build.to, folder)
     body = CompiledFile(
         source=name,

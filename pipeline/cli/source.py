@@ -73,6 +73,12 @@ def source_lock_command(
     default="auto",
     help="What the steps run in.",
 )
+@click.option(
+    "--object-cache",
+    metavar="URL",
+    envvar="SM120_OBJECT_CACHE",
+    help="Folder of ccache objects on an HTTP server, shared with others [SM120_OBJECT_CACHE].",
+)
 @options.mirror_option
 @options.offline_option
 def source_build_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
@@ -80,6 +86,9 @@ def source_build_command(workspace: Workspace, /, as_json: bool, **options: Any)
 
     The steps run in the source's toolchain image without network. Objects are kept: an interrupted
     or slightly changed build goes on where it was. `sm120 source list` shows builds and times.
+
+    With --object-cache, objects that other machines compiled are taken, and new ones are sent. What
+    was compiled so is not signed before a golden digest has it, or a build without the option.
     """
     tree, record = app.sources.build_source(workspace, **options)
     if as_json:

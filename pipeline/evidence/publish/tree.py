@@ -27,7 +27,12 @@ from pipeline.evidence.publish.publish import ImageUpload, PublishOrder
 from pipeline.evidence.statements.inventory import tree_record
 from pipeline.images.assemble.golden import Golden
 from pipeline.images.assemble.plan import TreePlan
-from pipeline.images.source.compiled import CompiledTree, compiled_layer, tree_path
+from pipeline.images.source.compiled import (
+    CompiledTree,
+    compiled_layer,
+    require_decided,
+    tree_path,
+)
 
 TREE_MEDIA = "application/vnd.sm120.tree.v1"
 
@@ -78,6 +83,7 @@ def order_tree(
             f" {', '.join(tree.taken.signed_by)} signed",
             "Publish it from there. `oras cp -r` copies it to another registry as it was signed.",
         )
+    require_decided(store, golden, plan)
     if objection := golden_objection(golden, plan, tree):
         raise GoldenMismatch(f"{plan.title}: {objection}", "Nothing was sent: nobody could use it.")
     layer = Descriptor(

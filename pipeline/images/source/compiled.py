@@ -21,6 +21,7 @@ from pipeline.artifacts.store.store import Store, read_own
 from pipeline.core import errors, log, proc
 from pipeline.core.files import atomic_file, os_errors_explained
 from pipeline.core.model import Digest, Frozen
+from pipeline.images.assemble.golden import Golden
 from pipeline.images.assemble.image import Built
 from pipeline.images.assemble.layer import Entry, Slice, read_pieces, with_parents, write_layer
 from pipeline.images.assemble.plan import TreePlan
@@ -28,6 +29,7 @@ from pipeline.images.source import objects as object_cache
 from pipeline.images.source.archive import add_files, apply_patches, unpack_source
 from pipeline.images.source.objects import ObjectCounts
 from pipeline.images.source.outputs import MachineCode, declared_outputs, judge_outputs
+from pipeline.images.source.shared import SharedObjects
 from pipeline.images.source.toolchain import NOT_HERE, unpacked_root
 from pipeline.images.spec.checkout import Checkout
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 # The folders of a build. Compilers write paths into what they make, so these never change.
 SOURCE, BUILD, OBJECTS, TEMPORARY = "/src", "/build", "/objects", "/tmp"  # noqa: S108
+SHARED = "/shared"  # objects of other machines, where a build takes such
 # How long a build may take in all: so many times its measured CPU time, and never less than this.
 SLOWEST_MACHINE = 20.0
 SHORTEST_LIMIT_S = 3600.0
@@ -90,14 +93,19 @@ class Compiler:
     way: Way
     jobs: int = 0  # 0: as many as cores and memory allow
     memory_bytes: int = 0  # 0: nearly all there is
+    object_cache: str = ""  # the address of objects that other machines share
 
 
 def compile_tree(compiler: Compiler, plan: TreePlan) -> LayerRecord:
     """Returns the layer of a compiled tree, and makes it unless the store has it."""
     store, way = compiler.store, compiler.way
     with store.locked(f"tree-{plan.key.removeprefix('sha256:')}"):
-        if known := store.layer(plan.key):
-            return known
+        shares = bool(compiler.object_cache)
+        before_layer = store.layer(plan.key)
+        # what others' objects are in is compiled again without them: the bytes must be the same
+        is_foreign = bool(before_layer) and not shares and is_imported(store, plan)
+        if before_layer and not is_foreign:
+            return before_layer
         toolchain = compiler.build_toolchain(plan)
         with store.scratch() as scratch:
             start, before = time.monotonic(), object_cache.kept_objects(store)
@@ -105,7 +113,12 @@ def compile_tree(compiler: Compiler, plan: TreePlan) -> LayerRecord:
             for folder in folders.values():
                 folder.mkdir()
             _bring_source(compiler, plan, folders[SOURCE])
+            shared = (
+                SharedObjects(compiler.object_cache, scratch / "shared", plan) if shares else None
+            )
             box = _box(compiler, plan, toolchain, folders, scratch)
+            if shared:
+                shared.bring(box.mounts[OBJECTS])
             if way.kind == "docker":
                 Docker().load(store, toolchain.name, toolchain.digest)
             _run_steps(store, way, box, plan)
@@ -130,11 +143,18 @@ def compile_tree(compiler: Compiler, plan: TreePlan) -> LayerRecord:
                 layer=written.record.digest,
                 sandbox=way.kind,
                 seconds=round(time.monotonic() - start, 1),
-                objects=object_cache.count_objects(folders[TEMPORARY]),
+                objects=object_cache.count_objects(folders[TEMPORARY], is_shared=shares),
                 version=version,
                 code=code,
             )
             log.say(f"  {objects_text(tree.objects)}")
+            if shared:
+                shared.send()
+            if before_layer and before_layer.digest != written.record.digest:
+                log.say(
+                    f"  {plan.title}: with others' objects it was {before_layer.digest}, without"
+                    f" them it is {written.record.digest}: a shared object is wrong"
+                )
             return _keep(store, plan, tree, written)
 
 
@@ -146,7 +166,33 @@ def _keep(store: Store, plan: TreePlan, tree: CompiledTree, written: WrittenLaye
 
 def objects_text(counts: ObjectCounts) -> str:
     """Says where a tree's objects came from."""
-    return f"{log.count(counts.compiled, 'object')} compiled, {counts.kept} kept from before"
+    others = f", {counts.imported} of other machines" if counts.imported else ""
+    return (
+        f"{log.count(counts.compiled, 'object')} compiled, {counts.kept} kept from before{others}"
+    )
+
+
+def is_imported(store: Store, plan: TreePlan) -> bool:
+    """Whether a tree of this store was compiled with objects of other machines."""
+    return tree_path(store, plan.key).exists() and read_tree(store, plan).objects.imported > 0
+
+
+def require_decided(store: Store, golden: Golden, plan: TreePlan) -> None:
+    """Refuse to sign what objects of other machines decided alone.
+
+    Whoever may write to their folder chose those bytes. A golden digest, or a build without them,
+    shows that they are what the source gives.
+    """
+    if not is_imported(store, plan):
+        return
+    layer = read_tree(store, plan).layer
+    known = [image for image in golden.images.values() if image.layers.get(plan.title) == layer]
+    if not any(plan.key in image.inputs.get("compiled", ()) for image in known):
+        raise errors.GoldenMismatch(
+            f"{plan.title}: was compiled with objects of other machines, and no golden digest has"
+            f" its layer {layer}",
+            f"`sm120 source build {plan.source.name} {plan.name}` compiles it without them.",
+        )
 
 
 def tree_path(store: Store, key: str) -> Path:
@@ -182,8 +228,14 @@ def _bring_source(compiler: Compiler, plan: TreePlan, folder: Path) -> None:
 def _box(
     compiler: Compiler, plan: TreePlan, toolchain: Built, folders: Mapping[str, Path], scratch: Path
 ) -> Box:
-    build, kept = plan.build, object_cache.objects_folder(compiler.store)
+    build, shares = plan.build, bool(compiler.object_cache)
+    kept = object_cache.objects_folder(compiler.store, is_shared=shares)
     kept.mkdir(parents=True, exist_ok=True)
+    remote = {}
+    if shares:
+        folders = {**folders, SHARED: scratch / "shared"}
+        folders[SHARED].mkdir()
+        remote["CCACHE_REMOTE_STORAGE"] = f"file:{SHARED}"
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     memory_bytes = compiler.memory_bytes or int(total * 0.95)
     # as many jobs as there are cores, and fewer where memory would not hold them
@@ -210,6 +262,7 @@ def _box(
             "CCACHE_UMASK": "022",
             # with its own path in a preprocessed file, two equal trees would have different keys
             "CCACHE_NOHASHDIR": "1",
+            **remote,
             **build.env,
         },
         limits=StepLimits(

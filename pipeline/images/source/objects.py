@@ -2,6 +2,7 @@
 
 toolchains/   toolchain images, unpacked: a gigabyte each, made again from the image
 objects/      compiled objects, by what they were compiled from; ccache keeps them below 30 GB
+shared-objects/  the same of builds that take objects of other machines; the two never mix
 trees/        how each compiled tree was made; its layer is with the others
 logs/         the output of the last build of each kind
 
@@ -38,19 +39,22 @@ class ObjectCounts(Frozen):
 
     compiled: Count = 0
     kept: Count = 0  # compiled by an earlier build in this store
-    # Only records of earlier versions, which could import objects, set these two.
-    imported: Count = 0
-    manifests: list[Digest] = []
+    imported: Count = 0  # from a folder of objects that other machines share
+    manifests: list[Digest] = []  # of records of earlier versions, which could import objects
 
 
-def count_objects(temporary: Path) -> ObjectCounts:
+def count_objects(temporary: Path, *, is_shared: bool = False) -> ObjectCounts:
     """Counts what ccache did in a build, by the lines that it wrote for each compiler."""
     path = temporary / STATS
     # a step may have put anything in its place
     data = read_plain(path, _MOST_STATS_BYTES) if path.is_file() else None
     lines = (data or b"").decode(errors="replace").split()
     hits = lines.count("direct_cache_hit") + lines.count("preprocessed_cache_hit")
-    return ObjectCounts(compiled=lines.count("cache_miss"), kept=hits)
+    compiled = lines.count("cache_miss")
+    # of a shared folder it is not known who compiled what: all of it may be another machine's
+    if is_shared:
+        return ObjectCounts(compiled=compiled, imported=hits)
+    return ObjectCounts(compiled=compiled, kept=hits)
 
 
 def kept_objects(store: Store) -> dict[str, tuple[int, int]]:
@@ -76,14 +80,15 @@ def entries(folder: Path) -> list[str]:
     return sorted(name for name in found if _ENTRY.fullmatch(name))
 
 
-def objects_folder(store: Store) -> Path:
+def objects_folder(store: Store, *, is_shared: bool = False) -> Path:
     """The folder of all toolchains' objects, as the compiler is part of every key."""
-    return store.root / "objects"
+    return store.root / ("shared-objects" if is_shared else "objects")
 
 
 _PARTS = {
     "unpacked toolchains": "toolchains",
     "compiled objects": "objects",
+    "shared objects": "shared-objects",
     "notes on compiled trees": "trees",
     "logs of builds": "logs",
 }
@@ -104,7 +109,8 @@ def source_leftovers(store: Store) -> list[Path]:
     unused = [path for entries in folders for path in entries if path.lstat().st_mtime < old]
     objects = [
         Path(entry.path)
-        for top in entries_of(store.root / "objects")
+        for place in ("objects", "shared-objects")
+        for top in entries_of(store.root / place)
         for entry in files_below(top)
         if entry.stat(follow_symlinks=False).st_mtime < old
     ]
