@@ -204,3 +204,42 @@ def test_without_a_name_only_what_needs_no_compiling_is_built(desk: Desk) -> Non
     assert f"{left_out} `sm120 build engine` does it." in done.err
     desk.build()
     assert "left out" not in desk.offline("build").err
+
+
+def _take_objects_of_others(desk: Desk) -> None:
+    """As if the trees of this store had been compiled with objects of another machine."""
+    for path in (default_root() / "trees").glob("*.json"):
+        tree = json.loads(path.read_bytes())
+        tree["objects"]["imported"] = 1
+        path.write_text(json.dumps(tree))
+
+
+def test_objects_of_other_machines_become_no_golden_digest(desk: Desk) -> None:
+    for build in ("plain", "other"):
+        assert desk.offline("source", "build", "hello", build).code == 0
+    _take_objects_of_others(desk)
+    ended = desk.offline("build", "engine", "--accept")
+    assert ended.error == "GoldenMismatch"
+    assert "was compiled with objects of other machines" in ended.err
+    assert "engine" not in desk.checkout.golden_path.read_text(encoding="utf-8")
+    # what is compiled again without them may be accepted
+    for build in ("plain", "other"):
+        assert desk.offline("source", "build", "hello", build).code == 0
+    assert desk.offline("build", "engine", "--accept").code == 0
+
+
+def test_objects_of_other_machines_are_signed_only_after_a_golden_digest(
+    desk: Desk, tmp_path: Path
+) -> None:
+    export = ("source", "export", "hello", "plain", "--platform", AMD64)
+    assert desk.offline("source", "build", "hello", "plain").code == 0
+    _take_objects_of_others(desk)
+    ended = desk(*export, str(tmp_path / "one"))
+    assert ended.error == "GoldenMismatch"
+    assert not (tmp_path / "one").exists()
+    desk.offline("source", "build", "hello", "plain")
+    desk.build()
+    # the committed digest has this very layer
+    _take_objects_of_others(desk)
+    assert desk(*export, str(tmp_path / "two")).code == 0
+    assert desk.offline("build", "engine", "--accept").code == 0
