@@ -116,6 +116,8 @@ class RegistryPromise(RolePromise):
     mirror_of: str = ""  # the registry that a second one here fetches from; empty: there is none
     mirror_port: int = 5001
     mirror_storage: str = "/var/lib/docker-registry-mirror"
+    objects_port: int = 0  # of a server of compiled objects; 0: there is none
+    objects_storage: str = "/var/lib/sm120-objects"
     certificate: str = ""  # on the controller, as the next one; empty: the role made them
     ca: str = ""
 

@@ -21,7 +21,7 @@ ca, name, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
 trust = ssl.create_default_context(cafile=ca if os.path.exists(ca) else None)
 trust.verify_flags &= ~ssl.VERIFY_X509_STRICT  # from 3.13 on it refuses a CA that Docker takes
 raw = trust.wrap_socket(socket.create_connection(("127.0.0.1", port), 10), server_hostname=name)
-raw.sendall(b"GET /v2/ HTTP/1.0\\r\\nHost: " + name.encode() + b"\\r\\n\\r\\n")
+raw.sendall(f"GET {sys.argv[4]} HTTP/1.0\\r\\nHost: {name}\\r\\n\\r\\n".encode())
 print(raw.makefile("rb").readline().split()[1].decode())
 """
 
@@ -37,9 +37,11 @@ def test_it_answers_over_tls_and_asks_for_a_password(host: Host, wanted: Registr
     _require_password(host, wanted, wanted.port, "docker-registry")
 
 
-def _require_password(host: Host, wanted: RegistryPromise, port: int, unit: str) -> None:
+def _require_password(
+    host: Host, wanted: RegistryPromise, port: int, unit: str, path: str = "/v2/"
+) -> None:
     ca = f"{wanted.home}/ca.crt"
-    done = host.run("python3 -c %s %s %s %s", _ASK, ca, wanted.name, str(port))
+    done = host.run("python3 -c %s %s %s %s %s", _ASK, ca, wanted.name, str(port), path)
     fix = f"systemctl status {unit}; look at its certificate."
     require(done.rc == 0, last_line(done.stderr), fix)
     code = done.stdout.strip()
@@ -63,6 +65,24 @@ def test_its_mirror_fetches_from_the_named_registry(host: Host, wanted: Registry
     # it may hold the password of the other registry
     require(mode & 0o077 == 0, f"{path} is open to others ({mode:04o})", f"chmod 600 {path}")
     _require_password(host, wanted, wanted.mirror_port, unit)
+
+
+def test_its_objects_are_for_those_with_a_password(host: Host, wanted: RegistryPromise) -> None:
+    """Whoever writes there chooses what others compile; where no server is named, there is none."""
+    path, unit = f"{wanted.home}/objects.conf", "sm120-objects"
+    if not wanted.objects_port:
+        fix = "Run the playbook: it removes a server that the inventory does not name."
+        return require(not host.file(path).exists, f"{path} is there, and none is named", fix)
+    checks.require_unit(host, unit)
+    output = checks.text_of(host, path)
+    for setting in (
+        *(f"listen {wanted.objects_port} ssl;", f"root {wanted.objects_storage};"),
+        f"auth_basic_user_file {wanted.home}/htpasswd;",
+    ):
+        require(setting in output, f"{path} lacks {setting}")
+    _require_password(host, wanted, wanted.objects_port, unit, "/objects/")
+    find = f"find {wanted.objects_storage} -maxdepth 2 -perm -0002 ! -type l"
+    require_none(host.run(find).stdout.split(), "writable by everybody", "chmod o-w each of them.")
 
 
 def test_its_certificate_lasts(host: Host, wanted: RegistryPromise) -> None:

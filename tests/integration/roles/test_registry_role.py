@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -15,8 +17,11 @@ from typing import Any
 import bcrypt
 import requests
 import yaml
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
 
 from tests.integration.roles.role_values import role_values
+from tests.testbed.packages import ensure_debian_packages
 from tests.testbed.playbook import ROOT, ansible_environment, ansible_program
 from tests.testbed.registry import make_certificates, oci_registry, started
 
@@ -167,3 +172,57 @@ def test_a_mirror_brings_an_image_once_and_has_it_when_the_other_registry_is_gon
             # the other registry is gone, its images too
             shutil.rmtree(far.storage)
             assert session.get(mirror, timeout=10).content == blob
+
+
+def test_the_server_of_objects_takes_get_and_put_with_a_password_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    """The role's own settings, and a real nginx."""
+    ensure_debian_packages(("nginx-light", "openssl"))
+    home, stored, run = (tmp_path / name for name in ("home", "stored", "run"))
+    for folder in (home, stored / "objects", run):
+        folder.mkdir(parents=True)
+    ca_file = make_certificates(home, "127.0.0.1")
+    hashed = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(rounds=4)).decode()
+    (home / "htpasswd").write_text(f"ops:{hashed}\n")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    values = {
+        "registry_home": str(home),
+        "registry_objects_port": port,
+        "registry_objects_storage": str(stored),
+    }
+    place = home / "objects.conf"
+    task = {
+        "ansible.builtin.template": {
+            "src": str(ROLE / "templates/objects.conf.j2"),
+            "dest": str(place),
+            "mode": "0644",
+        }
+    }
+    done = run_tasks(tmp_path, [task], **values)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # a test may not write to /run, and nginx of root would change to another user
+    text = place.read_text().replace("/run/sm120-objects", str(run))
+    place.write_text(text if os.geteuid() else f"user root;\n{text}")
+    command = ["/usr/sbin/nginx", "-e", "stderr", "-c", str(place), "-g", "daemon off;"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE)
+    try:
+        session = requests.Session()
+        session.trust_env, session.verify = False, str(ca_file)
+        session.mount("https://", HTTPAdapter(max_retries=Retry(connect=8, backoff_factor=0.1)))
+        url = f"https://127.0.0.1:{port}/objects/ab/cdef"
+        assert session.put(url, data=b"x", timeout=10).status_code == 401
+        session.auth = ("ops", "wrong")
+        assert session.get(url, timeout=10).status_code == 401
+        session.auth = ("ops", "open sesame")
+        assert session.get(url, timeout=10).status_code == 404
+        assert session.put(url, data=b"an object", timeout=10).status_code == 201
+        assert session.get(url, timeout=10).content == b"an object"
+        assert session.delete(url, timeout=10).status_code == 403
+        outside = f"https://127.0.0.1:{port}/else"
+        assert session.put(outside, data=b"x", timeout=10).status_code == 404
+        assert not (stored / "else").exists()
+    finally:
+        server.terminate()
+        server.wait(10)

@@ -530,6 +530,11 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
         [with_file("/reg/mirror.yml", "x"), with_file("/reg/mirror.yml", "")],
     ),
     (
+        registry.test_its_objects_are_for_those_with_a_password,
+        (REGISTRY,),
+        [with_file("/reg/objects.conf", "x"), with_file("/reg/objects.conf", "")],
+    ),
+    (
         registry.test_its_certificate_lasts,
         (REGISTRY,),
         [saying("openssl x509", "notAfter=tomorrow\n", 1), with_file("/reg/server.crt", None)],
@@ -690,4 +695,34 @@ def test_a_mirror_that_is_not_as_promised_is_named(host: FakeHost, why: str) -> 
     registry.test_its_mirror_fetches_from_the_named_registry(HAS_MIRROR, MIRRORED)
     with pytest.raises(Broken) as raised:
         registry.test_its_mirror_fetches_from_the_named_registry(host, MIRRORED)
+    assert why in raised.value.why
+
+
+OBJECTS = "listen 5002 ssl;\nroot /objs;\nauth_basic_user_file /reg/htpasswd;\n"
+SHARING = REGISTRY.model_copy(update={"objects_port": 5002, "objects_storage": "/objs"})
+FIND_OBJECTS = "find /objs -maxdepth 2"
+HAS_OBJECTS = GOOD.but(
+    files={"/reg/objects.conf": OBJECTS},
+    units={"sm120-objects": (True, True)},
+    outputs={FIND_OBJECTS: (0, "")},
+)
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        (HAS_OBJECTS.but(units={"sm120-objects": (False, True)}), "sm120-objects"),
+        (HAS_OBJECTS.but(files={"/reg/objects.conf": None}), "/reg/objects.conf"),
+        (
+            HAS_OBJECTS.but(files={"/reg/objects.conf": OBJECTS.replace("htpasswd", "none")}),
+            "lacks auth_basic_user_file /reg/htpasswd;",
+        ),
+        (HAS_OBJECTS.but(outputs={"python3 -c": (0, "404\n")}), "it answers 404, not 401"),
+        (HAS_OBJECTS.but(outputs={FIND_OBJECTS: (0, "/objs/objects\n")}), "writable by everybody"),
+    ],
+)
+def test_a_server_of_objects_that_is_not_as_promised_is_named(host: FakeHost, why: str) -> None:
+    registry.test_its_objects_are_for_those_with_a_password(HAS_OBJECTS, SHARING)
+    with pytest.raises(Broken) as raised:
+        registry.test_its_objects_are_for_those_with_a_password(host, SHARING)
     assert why in raised.value.why
