@@ -444,6 +444,8 @@ def judge_outcomes(folder: Path, played: Played) -> DeployResult:
         parts = [f"{each.host} ({each.why})" if each.why else each.host for each in struck]
         left = [each.host for each in hosts if each.outcome == "not touched"]
         rest = f"; not touched: {', '.join(left)}" if left else ""
-        hint = "" if kind is errors.RolledBack else "Correct what is named, then deploy again."
+        hint = "Correct what is named, then deploy again: hosts that passed are left alone."
+        if kind is errors.RolledBack:
+            hint = ""  # its own
         return DeployResult(hosts, kind(f"{outcome}{to}: {'; '.join(parts)}{rest}", hint))
     return DeployResult(hosts, errors.ProvisionFailed(played.summary) if played.code else None)

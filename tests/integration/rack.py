@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -80,7 +81,7 @@ class Rack:
     def deploy(
         self, *more: str, recipe: str = RECIPE, **env: str
     ) -> subprocess.CompletedProcess[str]:
-        words = ["host", "deploy", recipe, "-i", str(self.inventory), "--json"]
+        words = ["host", "deploy", recipe, "-i", str(self.inventory)]
         words += ["--recipes", str(self.folder / "recipes"), "--registry", self.place]
         words += ["--trust", str(self.keys / "trust.yaml"), "--ca", str(self.registry.ca_file)]
         return self.run(*words, "--timeout", "60", *more, **env)
@@ -93,17 +94,21 @@ class Rack:
         digest: str = json.loads(done.stdout)["digest"]
         return digest
 
-    def publish_pretender(self) -> str:
-        """An image that starts and is healthy, and whose answers are empty."""
+    @contextmanager
+    def pretender(self) -> Iterator[str]:
+        """The next version of the image, published: healthy, and its answers are empty.
+
+        The checkout is at that version in the block: an image of another state is stale evidence.
+        """
         program = checkout_of(self.image.store) / "images" / IMAGE / "serve.py"
-        text = program.read_text()
+        text, build = program.read_text(), ("build", IMAGE, "--accept", "--platform")
         try:
             program.write_text(PRETENDER)
-            sm120(self.image.store, "build", IMAGE, "--accept", "--platform", host_platform())
-            return self.publish("bad")
+            sm120(self.image.store, *build, host_platform())
+            yield self.publish("bad")
         finally:
             program.write_text(text)
-            sm120(self.image.store, "build", IMAGE, "--accept", "--platform", host_platform())
+            sm120(self.image.store, *build, host_platform())
 
     def write_inventory(self, **values: Any) -> None:
         # nothing is provisioned, but promises are read as the inventory of a whole site has them
@@ -113,9 +118,10 @@ class Rack:
 
 
 def outcomes(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    """What was done on each host."""
+    """What was done on each host, by the command's table."""
     assert done.stdout, done.stderr[-4000:]
-    return {row["host"]: row["outcome"] for row in json.loads(done.stdout)}
+    rows = [re.split(r" {2,}", line) for line in done.stdout.splitlines()[2:]]
+    return {row[0]: row[1].strip() for row in rows}
 
 
 def trust_registry(node: Node, registry: Registry, tmp: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.errors import HostUnreached, ImageDiffers, RolledBack, StartFailed
+from pipeline.core.errors import HostUnreached, ImageDiffers, RecipeInvalid, RolledBack, StartFailed
 from tests.integration.rack import PORT, RECIPE, Rack, new_rack, outcomes
 from tests.testbed.dockerd import DockerDaemon
 
@@ -43,9 +43,9 @@ def rack(
         yield stack.enter_context(new_rack(docker_daemon, lean_store, keys, tmp, ["n1", "n2"]))
 
 
-def error_of(stderr: str) -> dict[str, Any]:
-    error: dict[str, Any] = json.loads(stderr.strip().splitlines()[-1])
-    return error
+def error_of(stderr: str) -> str:
+    """The line that says what failed; its hint is below it."""
+    return next(line for line in stderr.splitlines() if line.startswith("sm120: "))
 
 
 def record(rack: Rack, node: str) -> dict[str, Any]:
@@ -116,15 +116,13 @@ def test_a_bad_image_is_rolled_back_on_the_canary_and_the_rest_is_not_touched(ra
     rack.add()
     rack.deploy()
     good = {name: node.shell(STARTED).split()[1] for name, node in rack.nodes.items()}
-    bad = rack.publish_pretender()
-    done = rack.deploy("--registry", f"{rack.place}@{bad}")
+    with rack.pretender():
+        done = rack.deploy()
     assert outcomes(done) == {"n1": "rolled back", "n2": "not touched"}
     error = error_of(done.stderr)
-    assert (error["error"], done.returncode) == ("RolledBack", RolledBack.exit_code)
-    assert (
-        f"rolled back to {rack.image.digest[:19]}: n1 (ask it, rung by rung: " in error["message"]
-    )
-    assert error["message"].endswith("; not touched: n2")
+    assert done.returncode == RolledBack.exit_code
+    assert f"rolled back to {rack.image.digest[:19]}: n1 (ask it, rung by rung: " in error
+    assert error.endswith("; not touched: n2")
     # the version that passed serves again, and the record still names it
     assert {name: node.shell(STARTED).split()[1] for name, node in rack.nodes.items()} == good
     assert record(rack, "n1")["image_digest"] == rack.image.digest
@@ -137,7 +135,8 @@ def test_an_engine_that_never_answers_is_rolled_back_or_removed(rack: Rack) -> N
     rack.add(flags={"ours": {"ctx_size": 4096, "extra": ["--no-such-flag"]}})
     done = rack.deploy("--limit", "n1")
     # a flag that the engine refuses is found before any host is asked
-    assert error_of(done.stderr)["error"] == "RecipeInvalid"
+    assert "--no-such-flag" in error_of(done.stderr)
+    assert done.returncode == RecipeInvalid.exit_code
     deaf = {"ours": {"ctx_size": 4096, "extra": ["--port", "8099"]}}
     rack.add(flags=deaf)
     done = rack.deploy("--limit", "n1", "--timeout", "5")
@@ -165,8 +164,8 @@ def test_a_host_that_reports_another_image_is_refused_and_serves_on(rack: Rack) 
         node.shell("rm /usr/local/bin/docker")
     assert outcomes(done) == {"n1": "refused"}
     error = error_of(done.stderr)
-    assert (error["error"], done.returncode) == ("ImageDiffers", ImageDiffers.exit_code)
-    assert "the host reports the image sha256:00000" in error["message"]
+    assert done.returncode == ImageDiffers.exit_code
+    assert "the host reports the image sha256:00000" in error
     assert outcomes(rack.deploy("--limit", "n1")) == {"n1": "deployed"}
 
 
