@@ -13,11 +13,12 @@ from pipeline.bootstrap import FOLDER
 from pipeline.core import log
 from pipeline.evidence.statements.evidence_set import kept_envelopes
 from pipeline.images.assemble.image import Built
+from pipeline.images.assemble.plan import plan_image
 from pipeline.images.fetch.base_settings import BaseSettings
 from pipeline.images.fetch.inputs import collect as collect_files
 from pipeline.images.fetch.inputs import collect_base, make_fetcher
 from pipeline.images.fetch.tool import ToolTarget, collect_tool, own_python
-from pipeline.images.lock.model import current_lock
+from pipeline.images.lock.model import BasePin, Pin
 
 
 class Loaded(NamedTuple):
@@ -66,6 +67,29 @@ def export_image(
     return built
 
 
+def inputs_of(
+    workspace: Workspace, wanted: Sequence[tuple[str, str | None]]
+) -> tuple[dict[str, Pin], dict[str, BasePin]]:
+    """Every locked file that builds images, by its hash, and the foreign bases, by their name."""
+    checkout = workspace.checkout()
+    pins: dict[str, Pin] = {}
+    foreign: dict[str, BasePin] = {}
+    for name, platform in wanted:
+        # platforms of the image, not of its base, which may have more
+        for each in platforms_of(checkout.spec(name), platform):
+            plan = plan_image(checkout, name, each)
+            trees = plan.all_trees()
+            # by hash: images of one chain share most of their wheels
+            pins.update({tree.lock.archive.sha256: tree.lock.archive for tree in trees})
+            # what compiles a tree is an image, too
+            for part in (plan, *(tree.toolchain for tree in trees)):
+                for link in part.chain():
+                    pins.update({p.sha256: p for p in link.lock.pins})
+                    if link.lock.base_image:
+                        foreign[str(link.lock.base_image)] = link.lock.base_image
+    return pins, foreign
+
+
 def collect_images(
     workspace: Workspace,
     names: Sequence[str],
@@ -77,17 +101,7 @@ def collect_images(
     bases: BaseSettings | None = None,
 ) -> Collected:
     """Download every locked file of images into a folder."""
-    checkout = workspace.checkout()
-    pins, foreign = {}, {}
-    for name in names:
-        # platforms of the image, not of its base, which may have more
-        for each in platforms_of(checkout.spec(name), platform):
-            for spec in checkout.chain(name, each):
-                lock = current_lock(checkout, spec, each)
-                # by hash: images of one chain share most of their wheels
-                pins.update({p.sha256: p for p in lock.pins})
-                if lock.base_image:
-                    foreign[str(lock.base_image)] = lock.base_image
+    pins, foreign = inputs_of(workspace, [(name, platform) for name in names])
     if dry_run:
         sizes = [p.size_bytes for p in pins.values()]
         sizes += [b.size_bytes for base in foreign.values() for b in base.blobs]
