@@ -293,6 +293,7 @@ def test_a_later_set_replaces_results_of_the_same_gate_and_card(
     new = world.with_set({**world.envelopes(), "numerics": result(world, "passed")}, when=LATER)
     node = places.show(form, new, {**new, **old})
     assert "replaced by a statement of the latest set" in show(node)
+    assert show(node).count("an older set; the latest one counts") == 1
     # that it was once published past its gates stays with it
     assert node.verdict is Verdict.INCOMPLETE
     assert "in a hurry" in node.culprit().message

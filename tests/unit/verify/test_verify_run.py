@@ -20,6 +20,7 @@ from pipeline.artifacts.attest.statement import make_statement
 from pipeline.artifacts.oci.layout import export_layout
 from pipeline.core.errors import EvidenceBroken, NumberChanged
 from pipeline.core.model import canonical_json, sha256_of
+from pipeline.evidence.statements.evidence_set import statements_folder
 from pipeline.evidence.verify.chain import VerifyContext
 from pipeline.evidence.verify.evidence import gather_envelopes
 from pipeline.evidence.verify.runs import RunInputs, judge_bench_run
@@ -373,6 +374,36 @@ def test_facts_that_were_changed_under_their_statement_are_named(
     missing = _find(_judged(folder, world), "host facts")
     assert missing.verdict is Verdict.INCOMPLETE
     assert missing.message == f"{was} is in none of the folders here (--look-in DIR)"
+
+
+def test_facts_are_found_among_the_records_of_the_checkout(
+    folder: Path, world: World, tmp_path: Path
+) -> None:
+    checkout = world.checkout_copy(tmp_path)
+    records = checkout.root / "records"
+    records.mkdir()
+    shutil.move(folder.parent / "facts.json", records / "facts.json")
+    context = VerifyContext(trust_in(trusted(KEY, "bench")), checkout, NOW)
+    assert _find(_judged(folder, world, context), f"host facts {records / 'facts.json'}")
+    missing = _find(_judged(folder, world, replace(context, checkout=None)), "host facts")
+    assert "is in none of the folders here" in missing.message
+
+
+def test_the_gates_of_an_image_that_is_not_published_may_wait(
+    folder: Path, world: World, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    shutil.copytree(world.store.root, root, symlinks=True)
+    store = type(world.store)(root)
+    kept = statements_folder(store, world.built)
+    kept.mkdir(parents=True)
+    stated = {k: e for k, e in world.envelopes().items() if not k.startswith("gate-")}
+    for name, envelope in world.with_set(stated).items():
+        (kept / f"{name}{SUFFIX}").write_bytes(envelope.dump())
+    image = _find(_judged(folder, replace(world, store=store)), "image engine")
+    assert image.verdict is Verdict.VALID, show(image)
+    waits = "not run yet: smem on sm_120, patches on sm_120 (`sm120 build engine --gate`)"
+    assert _find(image, "gates").message == waits
 
 
 def test_a_run_may_name_its_facts_by_their_statement(folder: Path, world: World) -> None:
