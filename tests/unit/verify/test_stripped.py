@@ -261,7 +261,7 @@ def test_evidence_that_was_taken_away_added_or_exchanged_is_reported(
     node = places.show(form, *attack(world))
     assert node.verdict in (Verdict.BROKEN, Verdict.INCOMPLETE), show(node)
     # in a registry each piece is named by its digest
-    said = [re.sub(r"^sha256:.*…: |^\w+\.dsse\.json: ", "", each) for each in reasons(node)]
+    said = [re.sub(r"^…: |^\w+\.dsse\.json: ", "", each) for each in reasons(node)]
     wanted = [re.sub(rf"^\w+: {ADDED}", ADDED, each) for each in wanted]
     assert sorted(each for each in said if not each.startswith("image signature")) == sorted(wanted)
 
