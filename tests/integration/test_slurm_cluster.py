@@ -163,8 +163,7 @@ def prepare(node: Node, tmp: Path) -> None:
         f" {copied} cp -a $(dirname $facts) /srv/sm120/gate/environments; done;"
         " cp -a /srv/store/gate/engines /srv/sm120/gate;"
         f" chown -R {USER}: /srv/sm120; rm -rf /srv/sm120/gate/answers;"
-        " for name in serial chunked killed hung; do cp -al /srv/sm120 /srv/$name; done;"
-        f" chown {USER}: /srv/*"
+        " for name in serial chunked killed hung; do cp -al /srv/sm120 /srv/$name; done"
     )
 
 
