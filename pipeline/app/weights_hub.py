@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,9 @@ def fetch(workspace: Workspace, request: FetchRequest) -> Fetched:
         if group is None:
             return Fetched(place, pins, brought, repaired, statement)
         if request.share:
-            group.wait()
+            # the files are whole and stated: Ctrl-C only ends the sharing
+            with suppress(KeyboardInterrupt):
+                group.wait()
         came = group.origin_bytes, group.peer_bytes
         return Fetched(place, pins, brought, repaired, statement, *came)
 
@@ -139,6 +141,11 @@ def peers_of(
     if request.peers is None and request.share is None:
         yield None
         return
+    if request.peers and request.offline:
+        raise errors.SpecInvalid(
+            "--peers asks other hosts, and --offline allows no network",
+            "Leave one out. Without the internet, HF_ENDPOINT may name a `weights serve` nearby.",
+        )
     host, _, port = (request.share or f"127.0.0.1:{SHARE_PORT}").rpartition(":")
     if not host or not port.isdecimal() or int(port) > _MOST_PORT:
         raise errors.SpecInvalid(

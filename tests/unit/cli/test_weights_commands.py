@@ -548,3 +548,25 @@ def test_peers_come_from_an_inventory(
     ended = sm120("weights", "fetch", "tiny", "--output", "w", "--peers", "rack.ini")
     assert ended.code == 0, ended.err
     assert sorted(seen) == ["http://10.0.0.7:8790", "http://[fd00::8]:8790"]
+
+
+def test_peers_are_not_asked_offline(hub: TestHub, sm120: Command) -> None:
+    sm120("weights", "lock", "tiny")
+    sm120("weights", "fetch", "tiny", "--output", "one")
+    offline = ("--peers", "http://127.0.0.1:9", "--offline", "--from", "one")
+    ended = sm120("weights", "fetch", "tiny", "--output", "two", *offline)
+    assert ended.error == "SpecInvalid"
+    assert "--offline allows no network" in ended.err
+
+
+def test_ctrl_c_while_others_still_fetch_ends_only_the_sharing(
+    hub: TestHub, sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(group: PeerGroup) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PeerGroup, "wait", interrupted)
+    sm120("weights", "lock", "tiny")
+    ended = sm120("weights", "fetch", "tiny", "--output", "w", "--share", "127.0.0.1:0")
+    assert ended.code == 0, ended.err
+    assert "3 files are right, 3 of them new" in ended.out
