@@ -113,12 +113,10 @@ def read_record(order: dict[str, Any]) -> dict[str, Any] | None:
 
 def differences(order: dict[str, Any], passed: dict[str, Any] | None) -> list[str]:
     """Why the host has to be changed or proved again; none where all is as ordered and passed."""
-    found = []
     if passed is None:
-        found.append("no version has passed on this host")
-    else:
-        record = {name: value for name, value in passed.items() if name not in ADDED}
-        found += [f"{n} is another" for n in order if record.get(n) != order[n]]
+        return ["no version has passed on this host"]
+    record = {name: value for name, value in passed.items() if name not in ADDED}
+    found = [f"{n} is another" for n in order if record.get(n) != order[n]]
     try:
         if Path(order["unit_path"]).read_text(encoding="utf-8") != order["unit"]:
             found.append("its unit is another")
