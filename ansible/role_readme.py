@@ -57,6 +57,11 @@ _NOT_JUDGED = {
         "What sites set in /etc/slurm beside the three files of the role, and other partitions.",
         "Whether a job sees the cards that it was given and no others: that takes a job.",
     ],
+    "metrics": [
+        "Who else can reach the address that the exporter listens on: a firewall is the site's.",
+        "Collectors that a site switches on or off in /etc/default/prometheus-node-exporter.",
+    ],
+    "health": ["Whether a unit of the site has the condition that keeps it from starting."],
     "nvidia_repository": ["Keys that a source names itself by Signed-By: they speak for it alone."],
 }
 

@@ -179,6 +179,24 @@ class EnginePromise(RolePromise):
     engines: list[EngineRecord]
 
 
+class HealthPromise(RolePromise):
+    """A look at the kernel's log that takes the host out of service after a fatal Xid."""
+
+    program: str
+    source: str  # of the program, on the controller
+    files: dict[str, str]  # units, by path
+
+
+class MetricsPromise(RolePromise):
+    """The node exporter, and the GPUs' numbers that it serves."""
+
+    program: str
+    source: str  # of the program, on the controller
+    files: dict[str, str]  # units and drop-ins, by path
+    listen: str
+    every_s: int
+
+
 class Roles(Frozen):
     """The promises of every role that the host has."""
 
@@ -193,6 +211,8 @@ class Roles(Frozen):
     weights: WeightsPromise | None = None
     slurm: SlurmPromise | None = None
     engine: EnginePromise | None = None
+    metrics: MetricsPromise | None = None
+    health: HealthPromise | None = None
 
     def states(self) -> dict[str, State]:
         """The state of each promised role, by name."""

@@ -41,6 +41,15 @@ LEFT = {
         f"{_SYSTEMD}/slurmd.service.d/sm120.conf",
     ],
     "engine": ["/var/lib/sm120-engine"],
+    "metrics": [
+        "/usr/local/sbin/sm120-gpu-metrics",
+        f"{_SYSTEMD}/prometheus-node-exporter.service.d/sm120.conf",
+        *(f"{_SYSTEMD}/sm120-gpu-metrics.service", f"{_SYSTEMD}/sm120-gpu-metrics.timer"),
+    ],
+    "health": [
+        *("/usr/local/sbin/sm120-health", "/var/lib/sm120/health", "/run/sm120/out-of-service"),
+        *(f"{_SYSTEMD}/sm120-health.service", f"{_SYSTEMD}/sm120-health.timer"),
+    ],
 }
 # written or read as root by a role, but not its own or gone after a boot
 _USED = {

@@ -16,10 +16,14 @@ _BLACKWELL = ("10", "12")  # major compute capabilities: data centre, and SM120/
 # Minor version compatibility does not cover PTX that is compiled at run time
 # (NVIDIA/nvbandwidth#61). The pairs are those that people report to work; NVIDIA has no such table.
 DRIVER_OF_CUDA = {"13.0": 580, "13.1": 590, "13.2": 595, "13.3": 610}
-# Xids after which a card or its link is gone or failing; others are faults of programs.
+# Xids after which a card or its link is gone or failing; others are faults of programs (NVIDIA: Xid
+# catalogue). The role `health` takes a host out of service at those that need a reset.
 # Reported on Blackwell: 79, 109, 62 with 119 and 154 (NVIDIA/open-gpu-kernel-modules#1151, #1243,
 # #1045).
-_GRAVE = {48, 62, 63, 64, 74, 79, 92, 94, 95, 109, 119, 120, 140, 154}
+GRAVE_XIDS = {
+    *(46, 48, 54, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143, 154, 155),
+    *(156, 158),
+}
 
 RULES: list[Callable[[HostFacts], Iterator[RuleResult]]] = []
 Rule = TypeVar("Rule", bound=Callable[[HostFacts], Iterator[RuleResult]])
@@ -237,7 +241,7 @@ def xids(facts: HostFacts) -> Iterator[RuleResult]:
     """Errors of cards in the kernel log."""
     fix = "`sm120 doctor` names what each one means."
     found = [] if isinstance(facts.xids, Unknown) else facts.xids
-    grave = [f"{x.code} at {x.address} ({x.times}x)" for x in found if x.code in _GRAVE]
+    grave = [f"{x.code} at {x.address} ({x.times}x)" for x in found if x.code in GRAVE_XIDS]
     good = first_unknown(facts.xids) or not grave
     yield result("Xid", "host", good, ", ".join(grave), fix, passed="no severe one")
 

@@ -24,7 +24,7 @@ PLAYBOOKS = [
 NAMES = [role.name for role in ROLES]
 PUBLIC = [
     *("nvidia_repository", "nvidia_driver", "cuda", "pcie", "nccl", "container_runtime"),
-    *("host_tuning", "weights", "registry", "slurm", "engine"),
+    *("host_tuning", "weights", "registry", "slurm", "engine", "metrics", "health"),
 ]
 
 

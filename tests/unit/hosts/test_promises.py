@@ -62,6 +62,7 @@ from tests.unit.hosts.good_host import (
 )
 from tests.unit.hosts.promise_values import changed_unit, keyed, weights_with
 from tests.unit.hosts.test_engine_promises import WANTED as ENGINES
+from tests.unit.hosts.test_operations_promises import GOOD_OPERATIONS, HEALTH, METRICS
 from tests.unit.hosts.test_slurm_promises import GOOD as CLUSTER
 from tests.unit.hosts.test_slurm_promises import HEAD
 
@@ -630,8 +631,10 @@ def test_a_promise_holds_on_a_good_host_and_is_broken_on_each_bad_one(
 def test_every_check_of_every_role_gets_what_it_asks_for(
     promised: Promised, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = {name: getattr(CLUSTER, name) for name in ("files", "modes", "owners", "units")}
-    both = GOOD.but(**cluster, outputs=CLUSTER.outputs)
+    both = GOOD
+    for other in (CLUSTER, GOOD_OPERATIONS):
+        more = {name: getattr(other, name) for name in ("files", "modes", "owners", "units")}
+        both = both.but(**more, outputs=other.outputs)
     monkeypatch.setattr(run, "_testinfra", lambda *_: both)
     roles = Roles(
         nvidia_repository=keyed(REPOSITORY, key),
@@ -645,6 +648,8 @@ def test_every_check_of_every_role_gets_what_it_asks_for(
         weights=weights_with(key),
         slurm=HEAD,
         engine=ENGINES,
+        metrics=METRICS,
+        health=HEALTH,
     )
     host = promised.model_copy(update={"roles": roles})
     rows = judge_promises(host, Remote(host.connection), machine())
