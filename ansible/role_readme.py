@@ -37,6 +37,7 @@ _NOT_JUDGED = {
     "host_tuning": [
         "Swap, unless `host_tuning_swap` is `off`: Ubuntu's installer makes a swap file.",
         "Scripts outside of the folders for boot, cron, udev and /usr/local that a unit calls.",
+        "Which clocks a driver has locked: it does not say. That no card is faster now is judged.",
         "Whether chrony is synchronised: that takes minutes after its first start.",
     ],
     "container_runtime": [

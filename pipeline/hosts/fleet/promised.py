@@ -99,6 +99,8 @@ class TuningPromise(RolePromise):
     governor: Literal["keep", "performance"]
     time_sync: bool
     power_limit_w: int  # 0: left alone
+    gpu_clocks_mhz: list[int] = []  # least and most; empty: left alone
+    memory_clocks_mhz: list[int] = []
     keep_driver: bool
     files: dict[str, str]
     gone: list[str]  # files of settings that are not asked for

@@ -1,4 +1,4 @@
-"""Kernel knobs, governor, power limit, time, and updates kept away from the driver."""
+"""Kernel knobs, governor, power and clock limits, time, and updates kept away from the driver."""
 
 from __future__ import annotations
 
@@ -162,6 +162,34 @@ def test_the_power_limit_is_in_effect(facts: HostFacts, wanted: TuningPromise) -
     checks.require_known(limits.values() or [unknown("no card answers")])
     wrong = [f"{n} has {w} W" for n, w in limits.items() if w != float(wanted.power_limit_w)]
     require_none(wrong, f"{wanted.power_limit_w} W", "systemctl restart sm120-power-limit")
+
+
+def test_the_clocks_of_the_cards_are_limited_at_each_boot(
+    host: Host, facts: HostFacts, wanted: TuningPromise
+) -> None:
+    """By a unit of our own, which a card that refuses them makes fail."""
+    skip_unless(wanted.gpu_clocks_mhz + wanted.memory_clocks_mhz, "no limit is asked for")
+    # without a driver there is nothing to limit until the next boot
+    checks.require_unit(host, "sm120-clocks", running=not isinstance(facts.gpus, Unknown))
+    checks.require_untouched_unit(host, "sm120-clocks.service")
+
+
+def test_no_card_runs_faster_than_its_limit(facts: HostFacts, wanted: TuningPromise) -> None:
+    """As each card reports it now: no driver says which clocks are locked."""
+    meant = {"sm_mhz": wanted.gpu_clocks_mhz, "memory_mhz": wanted.memory_clocks_mhz}
+    limits = {name: found[1] for name, found in meant.items() if found}
+    skip_unless(limits, "no limit is asked for")
+    cards = checks.known(facts.gpus)
+    now = {
+        f"GPU {gpu.index}, {name}": (getattr(gpu.clocks, name), most)
+        for gpu in cards
+        for name, most in limits.items()
+    }
+    checks.require_known([clock for clock, _ in now.values()] or [unknown("no card answers")])
+    wrong = [
+        f"{card} is {clock}, not {most}" for card, (clock, most) in now.items() if clock > most
+    ]
+    require_none(wrong, "too fast", "systemctl restart sm120-clocks")
 
 
 def test_the_clock_is_kept(host: Host, wanted: TuningPromise) -> None:

@@ -30,6 +30,7 @@ LEFT = {
     "host_tuning": [
         *("/etc/sysctl.d/60-sm120.conf", "/etc/apt/apt.conf.d/60sm120-keep-driver"),
         *(f"{_SYSTEMD}/sm120-governor.service", f"{_SYSTEMD}/sm120-power-limit.service"),
+        f"{_SYSTEMD}/sm120-clocks.service",
     ],
     "registry": ["/etc/sm120-registry", f"{_SYSTEMD}/docker-registry.service.d"],
     "weights": [

@@ -80,7 +80,7 @@ SHOWN = {
         f"systemctl show {name} --property=FragmentPath": (0, shown(name, fragment=OURS_IN))
         for name in (
             *("sm120-acs.service", "sm120-governor.service", "sm120-power-limit.service"),
-            *("sm120-scrub.service", "sm120-scrub.timer"),
+            *("sm120-scrub.service", "sm120-scrub.timer", "sm120-clocks.service"),
         )
     },
 }
@@ -151,6 +151,7 @@ GOOD = FakeHost(
     modes={"/root/.docker/config.json": 0o600, "/reg/htpasswd": 0o600},
     units={
         **dict.fromkeys(("docker", "chrony", "sm120-acs", "sm120-governor"), (True, True)),
+        "sm120-clocks": (True, True),
         **dict.fromkeys(("nvidia-persistenced", "docker-registry"), (True, True)),
         "nvidia-cdi-refresh.path": (True, True),
         **dict.fromkeys(("nvidia-cdi-refresh", "sm120-power-limit"), (True, False)),
@@ -249,6 +250,8 @@ TUNING = TuningPromise(
     governor="performance",
     time_sync=True,
     power_limit_w=600,
+    gpu_clocks_mhz=[300, 2800],
+    memory_clocks_mhz=[5000, 14001],
     keep_driver=True,
     files={"/etc/sysctl.d/60-sm120.conf": "vm.swappiness = 0\n"},
     gone=["/etc/systemd/system/old.service"],

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from pipeline.core.known import unknown
 from pipeline.hosts.facts.model import HostFacts
 from pipeline.hosts.fleet.promised import HealthPromise, MetricsPromise
 from pipeline.hosts.promises import health, metrics
-from pipeline.hosts.promises.checks import Broken, Undecided
+from pipeline.hosts.promises import host_tuning as tuning
+from pipeline.hosts.promises.checks import Broken, NotApplicable, Undecided
 from tests.testbed.playbook import ROOT
 from tests.unit.hosts.fake_host import FakeHost
-from tests.unit.hosts.good_host import machine, shown
+from tests.unit.hosts.good_host import TUNING, machine, shown
 
 ROLES = ROOT / "ansible" / "roles"
 SYSTEMD = "/etc/systemd/system"
@@ -185,3 +187,30 @@ def test_each_break_of_operations_is_noticed(check: Check, host: FakeHost, why: 
 def test_what_cannot_be_asked_is_undecided(check: Check, host: FakeHost) -> None:
     with pytest.raises(Undecided):
         check(host)
+
+
+FASTER = tuning.test_no_card_runs_faster_than_its_limit
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        ({"gpu_clocks_mhz": [100, 200]}, "too fast: GPU 0, sm_mhz is"),
+        ({"memory_clocks_mhz": [100, 200]}, "too fast: GPU 0, memory_mhz is"),
+    ],
+)
+def test_a_card_above_its_limit_of_clocks_is_noticed(
+    limits: dict[str, list[int]], why: str
+) -> None:
+    assert holds(lambda _: FASTER(FACTS, TUNING), GOOD)
+    with pytest.raises(Broken) as broken:
+        FASTER(FACTS, TUNING.model_copy(update=limits))
+    assert why in broken.value.why
+
+
+def test_clocks_without_a_limit_or_an_answer_are_not_judged() -> None:
+    none = TUNING.model_copy(update={"gpu_clocks_mhz": [], "memory_clocks_mhz": []})
+    with pytest.raises(NotApplicable):
+        FASTER(FACTS, none)
+    with pytest.raises(Undecided):
+        FASTER(FACTS.model_copy(update={"gpus": unknown("no driver")}), TUNING)

@@ -509,6 +509,16 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
             *changed_unit("sm120-power-limit.service", OURS_IN)[:2],
         ],
     ),
+    (
+        tuning.test_the_clocks_of_the_cards_are_limited_at_each_boot,
+        (machine(), TUNING),
+        [
+            unit("sm120-clocks", False, True),
+            # a card refused them
+            unit("sm120-clocks", True, False),
+            *changed_unit("sm120-clocks.service", OURS_IN)[:2],
+        ],
+    ),
     (tuning.test_the_clock_is_kept, (TUNING,), [saying(QUERY, ""), unit("chrony", True, False)]),
     (
         tuning.test_updates_at_night_stay_away_from_the_driver,
