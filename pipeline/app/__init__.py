@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pipeline.app import bench as bench
     from pipeline.app import build as build
+    from pipeline.app import bundle as bundle
     from pipeline.app import deliver as deliver
     from pipeline.app import deploy as deploy
     from pipeline.app import evidence as evidence

@@ -33,6 +33,7 @@ from pipeline.weights.disk.receipt import proved_identities
 from pipeline.weights.hub import is_offline
 from pipeline.weights.place import LockedFolder, kept_lock, new_place, offered_place
 from pipeline.weights.serve.api import HubApi, ServedSets
+from pipeline.weights.serve.http import Request, Response
 from pipeline.weights.serve.prover import Prover
 from pipeline.weights.serve.server import ConnectionLimits, HubServer, most_connections
 from pipeline.weights.transfer.fetch import PlannedFile, fetch_files, plan_fetch
@@ -390,8 +391,12 @@ def serve_hub(
     token_file: Path | None = None,
     tls_cert: Path | None = None,
     tls_key: Path | None = None,
+    answer_first: Callable[[Request], Response | None] = lambda request: None,
 ) -> Iterator[ServedHub]:
-    """Folders of locked weights as a read-only Hub that listens; Ctrl-C ends the block."""
+    """Folders of locked weights as a read-only Hub that listens; Ctrl-C ends the block.
+
+    `answer_first` answers what is none of the Hub's, for who may read.
+    """
     tls: ssl.SSLContext | None = None
     # first: a wrong certificate is known before many files are looked through
     if tls_cert:
@@ -416,10 +421,15 @@ def serve_hub(
         )
         prover.advance = log.LineBar("checking", unproved).advance
     hub = HubApi(served, prover, tokens, only_loopback=_is_loopback(host), scheme=scheme)
+
+    def answer(request: Request) -> Response:
+        own = answer_first(request) if hub.may_read(request) else None
+        return own or hub.answer(request)
+
     connections = ConnectionLimits(most_connections())
     # where anybody may connect, one address must not use up all connections
     most_of_one = None if tokens else connections.most // 2
-    server = HubServer(hub.answer, host, port, tls, hub.may_read, most_of_one, connections)
+    server = HubServer(answer, host, port, tls, hub.may_read, most_of_one, connections)
     # before the files are checked: that an address is in use is known at once
     server.listen()
     try:

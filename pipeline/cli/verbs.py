@@ -59,6 +59,8 @@ DAILY = {
     "verify": _VERIFY,
     "publish": _PUBLISH,
     "run": Verb("run_plan:run_command", "Run a plan: commands in order, each once for its inputs."),
+    "bundle": Verb("bundle:bundle_command", "Bring all that a plan needs into a folder."),
+    "unbundle": Verb("bundle:unbundle_command", "Check such a folder, and use or serve it."),
     "doctor": _DOCTOR,
 }
 

@@ -85,6 +85,12 @@ class PlanInvalid(InputInvalid):
     hint = "Correct the stage that is named; `sm120 image schema plan` prints the format."
 
 
+class BundleInvalid(InputInvalid):
+    """a folder is no bundle, or one for another machine"""
+
+    hint = "Name a folder that `sm120 bundle` made for this machine."
+
+
 class GateInvalid(InputInvalid):
     """a gate's case file is missing or not valid"""
 
@@ -627,6 +633,12 @@ class RecordInvalid(EvidenceInvalid):
     """a statement, envelope or bundle is malformed"""
 
     hint = "Nothing in it was believed. Get the evidence again from where it was made."
+
+
+class BundleDamaged(EvidenceInvalid):
+    """a file of a bundle is changed, missing, not listed or not a plain file"""
+
+    hint = "Nothing was used. Copy the bundle again from where it was made."
 
 
 class LayerRefused(EvidenceInvalid):

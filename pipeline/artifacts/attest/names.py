@@ -28,6 +28,7 @@ COMPILED_FILE = f"{_OWN}:predicate:compiled-file:v1"
 UNGATED = f"{_OWN}:predicate:ungated:v1"
 EVIDENCE_SET = f"{_OWN}:predicate:evidence-set:v1"
 OBJECTS = f"{_OWN}:predicate:objects:v1"  # about the manifest of an export of compiled objects
+BUNDLE = f"{_OWN}:predicate:bundle:v1"  # about the manifest of a bundle
 COMPILED_TREE = f"{_OWN}:predicate:compiled-tree:v1"  # about the layer of a compiled tree
 # cosign's own signature over an image's digest; not a statement, but a key may be for it alone
 IMAGE_SIGNATURE = "cosign container image signature"
@@ -50,6 +51,7 @@ KINDS = {
     "objects": OBJECTS,
     "compiled-tree": COMPILED_TREE,
     "compiled-file": COMPILED_FILE,
+    "bundle": BUNDLE,
     "image-signature": IMAGE_SIGNATURE,
 }
 

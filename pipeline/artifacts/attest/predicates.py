@@ -165,6 +165,17 @@ class CompiledFile(Frozen):
     tool: Tool
 
 
+class Bundle(Frozen):
+    """A folder for a machine without network; its subject is the manifest of all its files."""
+
+    plan: Digest
+    platform: Platform
+    commit: Sha1
+    files: Count
+    size_bytes: Count
+    tool: Tool
+
+
 class Ungated(Frozen):
     """An image that was published although its gates had not passed, and why."""
 
@@ -218,6 +229,7 @@ MODELS: dict[str, type[Frozen]] = {
     names.UNGATED: Ungated,
     names.COMPILED_FILE: CompiledFile,
     names.EVIDENCE_SET: EvidenceSet,
+    names.BUNDLE: Bundle,
 }
 
 

@@ -210,7 +210,7 @@ def _hashed(source: BinaryIO, bar: Bar, stop: threading.Event, out: BinaryIO | N
     return sha.hexdigest()
 
 
-def collect(store: Store, fetcher: Fetcher, pins: list[Pin], folder: Path) -> int:
+def collect(store: Store, fetcher: Fetcher, pins: Sequence[Pin], folder: Path) -> int:
     """Fetch all pins and put them into `folder` under their own names; returns the bytes."""
     with os_errors_explained(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,648 @@
+"""A plan with all that its stages need in one folder, for a machine without network.
+
+    bundle.json          every file: path, size, sha256, what it is for; signed beside it
+    plan/                the plan, and the files of its folder that its stages name
+    checkout.tar         the checkout as committed, with its locks
+    mirror/              wheels, .debs and sources, for --mirror; in tool/ those of this tool
+    images/ store/       images that are built, each an OCI layout, and what the store keeps of them
+    weights/ hosts/      locked sets; packages of hosts, as a signed apt repository for each system
+    keys/                public keys and the trust file
+
+`write_bundle` composes what other commands do; `unbundle` believes nothing before the signature
+and every byte were checked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from urllib.parse import quote
+
+from pydantic import AfterValidator, Field, StringConstraints, ValidationError
+
+from pipeline import __version__
+from pipeline.app.deliver import collect_images, collect_own_tool, export_image, inputs_of
+from pipeline.app.run_plan import RunPlan, Stage, read_stages
+from pipeline.app.signing import signer_of, trust_files, trust_of
+from pipeline.app.statements import sign_file
+from pipeline.app.workspace import Workspace, host_platform, named_platform, platforms_of
+from pipeline.artifacts.attest.envelope import SUFFIX
+from pipeline.artifacts.attest.keys import public_pem
+from pipeline.artifacts.attest.names import BUNDLE
+from pipeline.artifacts.attest.trust import with_named_keys
+from pipeline.artifacts.store.store import read_image_record
+from pipeline.bootstrap import FOLDER
+from pipeline.core import log, proc
+from pipeline.core.errors import (
+    BundleDamaged,
+    BundleInvalid,
+    EvidenceUnsigned,
+    KeyInvalid,
+    LockStale,
+    NoCheckout,
+    SpecInvalid,
+    StoreUnwritable,
+)
+from pipeline.core.files import (
+    files_below,
+    is_whole,
+    link_or_copy,
+    need_space_for_copies,
+    on_all_cores,
+    os_errors_explained,
+    read_limited,
+    remove_tree,
+    sha256_of_file,
+    write_bytes,
+)
+from pipeline.core.model import (
+    Count,
+    Digest,
+    Frozen,
+    Platform,
+    Sha1,
+    canonical_json,
+    sha256_of,
+    stays_below,
+)
+from pipeline.core.net.http import NetClient
+from pipeline.core.net.settings import read_settings
+from pipeline.core.yaml_file import mistakes, read_yaml
+from pipeline.evidence.statements.evidence_set import evidence_folder
+from pipeline.evidence.verify.artifact import Artifact
+from pipeline.evidence.verify.evidence import gather_envelopes
+from pipeline.evidence.verify.verdict import verdict_error
+from pipeline.evidence.verify.walk import walk_evidence
+from pipeline.images.assemble.image import Built, find_built
+from pipeline.images.assemble.plan import plan_image
+from pipeline.images.fetch.base_settings import BaseSettings
+from pipeline.images.lock.model import DebPin
+from pipeline.weights.sign.record import weights_record_path
+
+if TYPE_CHECKING:
+    from pipeline.app.weights_hub import ServedHub
+    from pipeline.weights.serve.http import Request, Response
+
+MANIFEST = "bundle.json"
+_SIGNED = f"{MANIFEST}{SUFFIX}"
+_CHECKOUT = "checkout.tar"
+_MOST_BYTES = 256 << 20  # of a manifest: a million files
+# Larger files are wheels, layers and weights, which are packed; a key is a small text.
+_MOST_SCANNED_BYTES = 64 << 20
+_PRIVATE = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY-----\s+[A-Za-z0-9+/=:,\s-]{40}")
+# Commands that build images for every platform that they have, unless one is named.
+_BUILDS = (["build"], ["plan"], ["image", "build"], ["image", "plan"])
+
+Place = Annotated[
+    str,
+    StringConstraints(pattern=r"^[^\x00-\x1f\\]+$", max_length=1000),
+    AfterValidator(stays_below),
+]
+Purpose = Annotated[str, StringConstraints(min_length=1, max_length=400)]
+
+
+class BundleFile(Frozen):
+    """One file, and what it is for."""
+
+    path: Place
+    size_bytes: Count
+    sha256: Digest
+    what: Purpose
+
+
+class BundleManifest(Frozen):
+    """The file `bundle.json`."""
+
+    format: Literal[1] = 1
+    plan: Place  # below the bundle
+    platform: Platform  # of the machine that it is for
+    commit: Sha1
+    # what a stage needs and the bundle does not hold, each with its reason
+    left_out: list[Purpose]
+    files: Annotated[list[BundleFile], Field(min_length=1)]
+
+
+class BundlePart(NamedTuple):
+    """A part of a bundle, and how much it holds; none where that is known only afterwards."""
+
+    what: str
+    files: int | None
+    size_bytes: int | None
+
+
+@dataclass(frozen=True)
+class BundleRequest:
+    """Which plan, for which machine, and where its parts come from."""
+
+    path: Path
+    folder: Path
+    platform: str | None = None
+    python: str | None = None  # that the tool will run with
+    weights: bool = True
+    neighbours: tuple[str, ...] = ()  # folders and servers to take weights from
+    mirrors: tuple[str, ...] = ()
+    # of the hosts' packages: system → address
+    repositories: Mapping[str, str] = field(default_factory=dict)
+    keyring: Path | None = None
+    key_path: Path | None = None
+    bases: BaseSettings | None = None
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """What the stages of a plan need, by the words of their commands."""
+
+    stages: Sequence[Stage]
+    images: Sequence[tuple[str, str | None]]
+    sets: Sequence[tuple[str, Sequence[Path]]]  # weights, and where a run here has put them
+    files: dict[str, Path]  # of the plan's folder
+    has_hosts: bool
+    left_out: Sequence[str]
+
+
+class Bundled(NamedTuple):
+    """A bundle that was written, or would be."""
+
+    manifest: BundleManifest | None
+    parts: list[BundlePart]
+    left_out: Sequence[str]
+    signed_by: str
+
+
+def _needs(workspace: Workspace, request: BundleRequest, platform: str) -> _Needs:
+    from pipeline.app.recipes import recipes_of
+
+    checkout, home = workspace.checkout(), request.path.resolve().parent
+    stages = read_stages(workspace, request.path)
+    specs = read_yaml(request.path, RunPlan).stages
+    recipes = recipes_of(workspace, ())
+    known, recipe_names = checkout.images(), recipes.names()
+    images: dict[tuple[str, str | None], None] = {}
+    sets: dict[str, Sequence[Path]] = {}
+    found: dict[str, Path] = {}
+    left_out: list[str] = []
+    written = {place for stage in stages for place in stage.outputs}
+    for stage in stages:
+        # `--option=value` is two words
+        words = [w for x in stage.words for w in (x.split("=", 1) if x[:2] == "--" else [x])]
+        named = [w for w in words if w in known]
+        served = [recipes.read(w).image for w in words if w in recipe_names and w not in known]
+        named += [image for image in served if image]
+        is_build = any(words[: len(verb)] == verb for verb in _BUILDS)
+        at = words.index("--platform") + 1 if "--platform" in words[:-1] else None
+        chosen = words[at] if at else None if is_build else platform
+        chosen = platform if chosen == "host" else chosen
+        images |= {(name, chosen): None for name in named or (known if is_build else ())}
+        if words[:2] == ["weights", "fetch"] and len(words) > 2:
+            sets[words[2]] = [place for place in stage.outputs if place.is_dir()]
+        for word in [*words, *specs[stage.name].inputs]:
+            place = Path(os.path.normpath(home / word))
+            # what another stage writes is made again there
+            is_made = any(out == place or out in place.parents for out in written)
+            if word not in stage.inputs or is_made or place == request.path.resolve():
+                continue
+            if place == home or home not in place.parents:
+                left_out.append(f"{word} of stage {stage.name}: is not below the plan's folder")
+            else:
+                below = [Path(e.path) for e in files_below(place)] if place.is_dir() else [place]
+                found |= {str(each.relative_to(home)): each for each in below}
+    has_hosts = any(list(stage.words[:2]) == ["host", "provision"] for stage in stages)
+    return _Needs(stages, list(images), list(sets.items()), found, has_hosts, left_out)
+
+
+def write_bundle(workspace: Workspace, request: BundleRequest, *, dry_run: bool = False) -> Bundled:
+    """Bring all that a plan needs into a folder, list it and sign the list.
+
+    What is there already and right stays, so that the same command goes on after an interruption.
+    """
+    from pipeline.app.weights_hub import FetchRequest, fetch, plan_set
+
+    # first of all: hours of downloads are worth nothing without a signature
+    signer = signer_of(request.key_path)
+    platform = named_platform(request.platform) or host_platform()
+    folder = Path(os.path.abspath(request.folder))  # noqa: PTH100 -- links stay as they are
+    needs = _needs(workspace, request, platform)
+    checkout, store, left_out = workspace.checkout(), workspace.store_to_read(), [*needs.left_out]
+    git = [proc.find_tool("git", "A bundle holds the checkout as committed."), "-C"]
+    git.append(str(checkout.root))
+    commit = proc.read([*git, "rev-parse", "HEAD"]).stdout.decode().strip()
+    if not commit:
+        raise NoCheckout(f"{checkout.root}: has no commit", "Commit the checkout: `git init` …")
+    changed = proc.read([*git, "status", "--porcelain", "-z"]).stdout.decode().split("\0")
+    if edited := [line[3:] for line in changed if line and not line.startswith("??")]:
+        message = f"{edited[0]}: is changed and not committed"
+        raise SpecInvalid(message, "A bundle holds the checkout as committed: commit, or stash.")
+    for name in (line[3:] for line in changed if line):
+        place = checkout.root / name
+        if not {place, *place.parents} & {folder} and place not in folder.parents:
+            left_out.append(f"{name}: is in the checkout, and nobody committed it")
+    plans = [
+        plan_image(checkout, name, each)
+        for name, chosen in needs.images
+        for each in platforms_of(checkout.spec(name), chosen)
+    ]
+    built = {f"{p.spec.name}.{p.architecture}": b for p in plans if (b := find_built(store, p))}
+    pins, foreign = inputs_of(workspace, needs.images)
+    # a file, or a folder: what each part is for, and that nothing else lies there
+    wanted = {f"mirror/{pin.file}": "inputs of images" for pin in pins.values()}
+    wanted |= {"mirror/sha256": "foreign base images"} if foreign else {}
+    wanted |= {f"mirror/{FOLDER}": "wheels of the tool", "keys": "public keys"}
+    wanted |= {"plan": "the plan and its files", _CHECKOUT: f"checkout at {commit[:12]}"}
+    wanted |= {f"images/{name}": f"image {name}" for name in built}
+    wanted |= {"store": "what the store keeps of images"} if built else {}
+    fetches: dict[str, FetchRequest] = {}
+    for name, near in needs.sets:
+        if request.weights:
+            place = f"weights/{name.replace('/', '--')}"
+            wanted[place] = f"weights {name}"
+            neighbours = (*map(str, near), *request.neighbours)
+            fetches[name] = FetchRequest(name, folder / place, neighbours=neighbours)
+        else:
+            left_out.append(f"weights {name}: --no-weights")
+    locked = _packages(workspace, request, needs, left_out)
+    wanted |= {f"hosts/{name.replace('/', '-')}": f"packages of {name}" for name in locked}
+    if dry_run:
+        sizes = [p.size_bytes for p in pins.values()]
+        sizes += [b.size_bytes for base in foreign.values() for b in base.blobs]
+        parts = [BundlePart("inputs of images", len(sizes), sum(sizes))]
+        # known only to pip
+        parts.append(BundlePart("wheels of the tool", None, None))
+        for name, image in built.items():
+            blobs = len(image.record.digests)
+            parts.append(BundlePart(f"image {name}", blobs, image.record.size_bytes))
+        for name, each in fetches.items():
+            planned = [file.size_bytes for file in plan_set(workspace, each).files]
+            parts.append(BundlePart(f"weights {name}", len(planned), sum(planned)))
+        for name, debs in locked.items():
+            sizes = [deb.size_bytes for deb in debs]
+            parts.append(BundlePart(f"packages of {name}", len(sizes), sum(sizes)))
+        return Bundled(None, parts, left_out, signer.key_id)
+    _files(folder, wanted)
+    for name, chosen in needs.images:
+        sources = {"mirrors": request.mirrors, "bases": request.bases}
+        collect_images(workspace, [name], folder / "mirror", chosen, **sources)  # type: ignore[arg-type]
+    collect_own_tool(workspace, folder / "mirror", platform, request.python)
+    for image in built.values():
+        _image(workspace, image, folder)
+    for each in fetches.values():
+        done = fetch(workspace, each)
+        # a receipt holds for one disk, and what is no part of a set is no part of the bundle
+        kept = {done.place.lock_file, weights_record_path(done.place)}
+        for entry in files_below(done.place.state):
+            if Path(entry.path) not in kept:
+                Path(entry.path).unlink()
+    for name, debs in locked.items():
+        _bring(workspace, request, name, debs, folder / "hosts" / name.replace("/", "-"))
+    with os_errors_explained(folder):
+        for name, path in {**needs.files, request.path.name: request.path}.items():
+            write_bytes(folder / "plan" / name, path.read_bytes())
+        for number, path in enumerate(trust_files(workspace)):
+            write_bytes(folder / "keys" / f"trust{number or ''}.yaml", path.read_bytes())
+        write_bytes(folder / "keys" / "bundle.pub", public_pem(signer.public).encode())
+        # the same bytes for the same commit
+        archived = proc.read([*git, "archive", "--format=tar", commit])
+        if archived.returncode:
+            raise NoCheckout(f"{checkout.root}: {proc.last_line(archived.stderr.decode())}")
+        write_bytes(folder / _CHECKOUT, archived.stdout)
+    files = _files(folder, wanted, is_read=True)
+    manifest = BundleManifest(
+        plan=f"plan/{request.path.name}",
+        platform=platform,
+        commit=commit,
+        left_out=[log.printable(each)[:400] for each in left_out],
+        files=files,
+    )
+    write_bytes(folder / MANIFEST, canonical_json(manifest.model_dump()) + b"\n")
+    about = {
+        "plan": sha256_of(request.path.read_bytes()),
+        "platform": platform,
+        "commit": commit,
+        "files": len(files),
+        "size_bytes": sum(file.size_bytes for file in files),
+        "tool": {"name": "sm120-pipeline", "version": __version__},
+    }
+    sign_file(folder / MANIFEST, "bundle", about, signer)
+    parts = []
+    for what in dict.fromkeys(file.what for file in files):
+        some = [file.size_bytes for file in files if file.what == what]
+        parts.append(BundlePart(what, len(some), sum(some)))
+    return Bundled(manifest, parts, left_out, signer.key_id)
+
+
+def _packages(
+    workspace: Workspace, request: BundleRequest, needs: _Needs, left_out: list[str]
+) -> dict[str, list[DebPin]]:
+    """The locked packages of each system whose repository was named."""
+    from pipeline.app.hosts import check_lock
+
+    if not needs.has_hosts:
+        return {}
+    # apt takes these from the system's own archive, in whatever version that has
+    left_out.append("packages of the hosts' own system, such as podman: no lock names them")
+    found = {}
+    for name, target in check_lock(workspace).targets.items():
+        if name in request.repositories and request.keyring:
+            found[name] = list({pin.sha256: pin for pin in target.pins().values()}.values())
+        else:
+            left_out.append(f"packages of {name}: --repository {name}=ADDRESS and --keyring FILE")
+    return found
+
+
+def _bring(
+    workspace: Workspace, request: BundleRequest, target: str, pins: list[DebPin], folder: Path
+) -> None:
+    """A system's packages with the signed index that lists them: a repository of its own."""
+    from pipeline.hosts.lock import read_package_index
+    from pipeline.images.fetch.inputs import collect, make_fetcher
+    from pipeline.images.fetch.sources import read_below
+
+    address, kept, store = request.repositories[target], dict[str, bytes](), workspace.store()
+    assert request.keyring is not None  # `_packages` asks for it
+    read = partial(read_below, NetClient(read_settings()), [address])
+
+    def read_and_keep(path: str, most_bytes: int) -> bytes:
+        kept[path] = read(path, most_bytes)
+        return kept[path]
+
+    index = read_package_index(read_and_keep, request.keyring, target.partition("/")[2])
+    for pin in pins:
+        if pin.sha256 not in {each.get("SHA256") for each in index.stanzas.get(pin.name, ())}:
+            raise LockStale(
+                f"{pin.file}: the repository of {target} no longer lists it",
+                "Lock again (`sm120 host lock`), or name a mirror of that day.",
+            )
+    places = {f"{address}/{pin.path.rpartition('/')[0]}".rstrip("/") for pin in pins}
+    with store.in_use():
+        collect(store, make_fetcher(store, tuple(sorted(places)), False), pins, folder)
+    for path, data in {**kept, "keyring": request.keyring.read_bytes()}.items():
+        write_bytes(folder / path, data)
+
+
+def _image(workspace: Workspace, built: Built, folder: Path) -> None:
+    """A built image as `image export` writes it, and beside it what the store keeps of it."""
+    store, plan, record = workspace.store_to_read(), built.plan, built.record
+    place = folder / "images" / f"{built.name}.{plan.architecture}"
+    index = place / "index.json"
+    # of an earlier run, maybe of another build
+    if not index.is_file() or built.digest.encode() not in index.read_bytes():
+        remove_tree(place)
+        export_image(workspace, built.name, place, built.platform)
+    home, root = store.image_folder(built.name, built.platform), store.root
+    write_bytes(folder / "store" / home.relative_to(root) / "image.json", record.dump())
+    names = [f"contents/{x.record.digest[7:]}*.json" for x in record.layers]
+    # so that other images on the same base take these layers as they are
+    keys = [*(x.key for x in plan.all_layers()), *(x.key for x in plan.all_trees())]
+    names += [f"layers/{key[7:]}.json" for key in keys]
+    for path in (path for name in names for path in root.glob(name)):
+        write_bytes(folder / "store" / path.relative_to(root), path.read_bytes())
+
+
+def _files(folder: Path, wanted: Mapping[str, str], *, is_read: bool = False) -> list[BundleFile]:
+    """The files of a bundle, hashed where `is_read`; refuses any that is not meant to be there."""
+    found: dict[Path, str] = {}
+    for entry in files_below(folder):
+        path = Path(entry.path)
+        name = path.relative_to(folder).as_posix()
+        # what a run that was killed left
+        if path.name.startswith(".new-") or re.fullmatch(r"\..*\.partial", path.name):
+            path.unlink()
+            continue
+        parents = [name, *(str(p) for p in Path(name).parents)]
+        what = next((wanted[each] for each in parents if each in wanted), "")
+        # a set's own state may lie there until the set is whole
+        is_ours = what or name in (MANIFEST, _SIGNED)
+        if not is_ours or not entry.is_file(follow_symlinks=False):
+            fault = "is not a plain file" if is_ours else "is nothing that this plan needs"
+            raise StoreUnwritable(f"{path}: {fault}", "Move it, or name a new folder.")
+        if what:
+            found[path] = what
+    if not is_read:
+        return []
+    sizes = {path: path.stat().st_size for path in found}
+    total = sum(sizes.values())
+    title = f"Reading {log.count(len(found), 'file')}, {log.size(total)}"
+    with log.step(title), log.progress("read", total) as bar, os_errors_explained(folder):
+
+        def listed(path: Path) -> BundleFile:
+            require_no_private_key(path, sizes[path])
+            digest = sha256_of_file(path)
+            bar.advance(sizes[path])
+            name = path.relative_to(folder).as_posix()
+            return BundleFile(path=name, size_bytes=sizes[path], sha256=digest, what=found[path])
+
+        return on_all_cores(listed, sorted(found))
+
+
+def require_no_private_key(path: Path, size_bytes: int) -> None:
+    """Refuse a file that holds a private key: it would be carried around, and read by many."""
+    if size_bytes <= _MOST_SCANNED_BYTES and _PRIVATE.search(path.read_bytes()):
+        raise KeyInvalid(
+            f"{path}: holds a private key, and a bundle never does",
+            "Take it out of the plan's folder or the checkout; a bundle needs public keys only.",
+        )
+
+
+class Unbundled(NamedTuple):
+    """A bundle of which every byte was checked, and what was made of it."""
+
+    manifest: BundleManifest
+    folder: Path  # where its parts lie now
+    images: list[str]  # that are in the store now
+    signed_by: str
+
+
+def unbundle(
+    workspace: Workspace,
+    folder: Path,
+    output: Path | None = None,
+    *,
+    platform: str | None = None,
+    trust_path: Path | None = None,
+    key_paths: tuple[Path, ...] = (),
+) -> Unbundled:
+    """Check the signature and every byte of a bundle; then lay out what other commands use."""
+    path = folder / MANIFEST
+    if not folder.is_dir() or not os.path.lexists(path):
+        raise BundleInvalid(f"{folder}: holds no {MANIFEST}")
+    for each in (path, folder / _SIGNED):
+        if not os.path.lexists(each):
+            raise EvidenceUnsigned(f"{each}: is missing, so nobody vouches for the bundle", _AGAIN)
+        if not stat.S_ISREG(each.lstat().st_mode):
+            raise BundleDamaged(f"{each}: is not a plain file")
+    data = read_limited(path, _MOST_BYTES, BundleDamaged)
+    trust = with_named_keys(trust_of(workspace, trust_path), key_paths)
+    artifact = Artifact(str(path), sha256_of(data), size_bytes=len(data))
+    items = gather_envelopes([folder / _SIGNED])
+    judged = walk_evidence(artifact, items, trust, None, datetime.now(UTC), only=BUNDLE)
+    if error := verdict_error(judged.node):
+        raise error
+    # only now is anything in it believed
+    try:
+        manifest = BundleManifest.model_validate_json(data)
+    except ValidationError as wrong:
+        raise BundleInvalid(f"{path}: {mistakes(wrong)}") from wrong
+    here = named_platform(platform) or host_platform()
+    if manifest.platform != here:
+        raise BundleInvalid(
+            f"{folder}: is for {manifest.platform}, and this machine is {here}",
+            f"Take it to such a machine, or name it: --platform {manifest.platform}.",
+        )
+    _check(folder, manifest)
+    names = _keep(workspace, folder)
+    place = folder
+    if output is not None:
+        place = Path(os.path.abspath(output))  # noqa: PTH100 -- links stay as they are
+        total = sum(file.size_bytes for file in manifest.files)
+        need_space_for_copies(folder, place, total)
+        with log.step(f"Writing {place}"), log.progress("written", total) as bar:
+            for file in manifest.files:
+                target = place / file.path
+                # images are in the store
+                if file.path.startswith(("images/", "store/")):
+                    continue
+                if not is_whole(target, file.sha256, file.size_bytes):
+                    with os_errors_explained(target):
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        partial_ = target.with_name(f".{target.name}.partial")
+                        partial_.unlink(missing_ok=True)
+                        link_or_copy(folder / file.path, partial_)
+                        if sha256_of_file(partial_) != file.sha256:
+                            raise BundleDamaged(f"{folder / file.path}: changed while it was read")
+                        os.replace(partial_, target)
+                bar.advance(file.size_bytes)
+        (place / "checkout").mkdir(exist_ok=True)
+        tar = proc.find_tool("tar", "It unpacks the checkout.")
+        words = ["--extract", "--no-same-owner", "--file", str(place / _CHECKOUT)]
+        done = proc.read([tar, *words, "--directory", str(place / "checkout")])
+        if done.returncode:
+            raise StoreUnwritable(f"{place / _CHECKOUT}: {proc.last_line(done.stderr.decode())}")
+    signers = {key.name for opened in judged.believed for key in opened.keys}
+    return Unbundled(manifest, place, names, ", ".join(sorted(signers)))
+
+
+_AGAIN = "Copy the bundle again from where it was made."
+
+
+def _check(folder: Path, manifest: BundleManifest) -> None:
+    """Every file is there with its bytes, and no other: names first, then sizes, then bytes."""
+    listed = {file.path: file for file in manifest.files}
+    if len(listed) != len(manifest.files):
+        raise BundleInvalid(f"{folder / MANIFEST}: names a file twice")
+    present = set()
+    for entry in files_below(folder):
+        name = Path(entry.path).relative_to(folder).as_posix()
+        if name in (MANIFEST, _SIGNED):
+            continue
+        if not entry.is_file(follow_symlinks=False):
+            raise BundleDamaged(f"{entry.path}: is a link or a device, not a plain file")
+        if name not in listed:
+            raise BundleDamaged(f"{entry.path}: is not listed in {MANIFEST}", _EXTRA)
+        present.add(name)
+    if missing := sorted(listed.keys() - present):
+        more = f", and {len(missing) - 1} more" if missing[1:] else ""
+        raise BundleDamaged(f"{folder / missing[0]}: is missing{more}")
+    total = sum(file.size_bytes for file in manifest.files)
+    title = f"Checking {log.count(len(listed), 'file')}, {log.size(total)}"
+    with log.step(title), log.progress("read", total) as bar, os_errors_explained(folder):
+
+        def check(file: BundleFile) -> None:
+            path = folder / file.path
+            size = path.stat().st_size
+            if size != file.size_bytes:
+                raise BundleDamaged(f"{path}: has {size} bytes, not {file.size_bytes}")
+            if (digest := sha256_of_file(path)) != file.sha256:
+                raise BundleDamaged(f"{path}: has {digest}, not {file.sha256}")
+            require_no_private_key(path, size)
+            bar.advance(size)
+
+        on_all_cores(check, manifest.files)
+
+
+_EXTRA = "Nothing was used. Move it away if you put it there; else do not use the bundle."
+
+
+def _keep(workspace: Workspace, folder: Path) -> list[str]:
+    """Bring the images of a checked bundle into the store, with their evidence."""
+    names = []
+    records = sorted((folder / "store" / "images").glob("*/*/image.json"))
+    store = workspace.store() if records else None
+    for path in records:
+        assert store is not None  # there are records
+        record, name = read_image_record(path), path.parts[-3]
+        platform = path.parts[-2].replace("-", "/", 1)
+        layout = folder / "images" / f"{name}.{platform.rpartition('/')[2]}"
+        with store.in_use(), log.step(f"Keeping {name} for {platform}"):
+            for digest in sorted(record.digests):
+                source = layout / "blobs" / "sha256" / digest[7:]
+                # the documents of a foreign base are no part of a layout
+                if source.is_file() and not store.blob_path(digest).is_file():
+                    with store.new_blob() as blob:
+                        link_or_copy(source, blob.path)
+                        blob.keep(digest)
+            for entry in (
+                e
+                for part in ("contents", "layers")
+                for e in (folder / "store" / part).glob("*.json")
+            ):
+                store.write(store.root / entry.relative_to(folder / "store"), entry.read_bytes())
+            kept = evidence_folder(store, name, platform, record.digest)
+            for statement in sorted((layout / "records").glob(f"*{SUFFIX}")):
+                store.write(kept / statement.name, statement.read_bytes())
+            # last: where it stands, all of the image stands
+            store.keep_image(name, platform, record)
+        names.append(f"{name} for {platform}")
+    return names
+
+
+def serve_bundle(
+    workspace: Workspace, done: Unbundled, *, host: str, port: int
+) -> AbstractContextManager[ServedHub]:
+    """A checked bundle at one address: package index, mirror, apt repositories and Hub.
+
+    `simple/` is an index for pip and uv, `mirror/` goes with --mirror, `hosts/` with apt, and all
+    else is the Hub's, for the sets of weights.
+    """
+    from pipeline.app.weights_hub import serve_hub
+    from pipeline.weights.disk.hashing import identity_of
+    from pipeline.weights.serve.http import FilePart, Response
+
+    served = {f.path: f for f in done.manifest.files if f.path.startswith(("mirror/", "hosts/"))}
+    projects: dict[str, list[BundleFile]] = {}
+    for file in served.values():
+        if file.path.endswith(".whl"):
+            name = file.path.rpartition("/")[2].partition("-")[0]
+            # as indexes spell names: https://peps.python.org/pep-0503/#normalized-names
+            projects.setdefault(re.sub(r"[-_.]+", "-", name).lower(), []).append(file)
+
+    def page(links: Mapping[str, str]) -> Response:
+        rows = [f'<a href="{escape(to)}">{escape(text)}</a><br>' for text, to in links.items()]
+        body = "<!DOCTYPE html><html><body>\n" + "\n".join(rows) + "\n</body></html>\n"
+        return Response(200, {"Content-Type": "text/html; charset=utf-8"}, body.encode())
+
+    def answer(request: Request) -> Response | None:
+        parts, _ = request.split()
+        if request.method not in ("GET", "HEAD"):
+            return None
+        if parts[0] == "simple" and [*filter(None, parts)][1:] == []:
+            return page({name: f"/simple/{name}/" for name in sorted(projects)})
+        if parts[0] == "simple" and (wheels := projects.get(parts[1])):
+            where = {f.path: f"/{quote(f.path)}#sha256={f.sha256[7:]}" for f in wheels}
+            return page({path.rpartition("/")[2]: to for path, to in where.items()})
+        if (file := served.get("/".join(parts))) is None:
+            return None
+        # a link that was put there since is not followed
+        handle = os.open(done.folder / file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        part = FilePart(handle, 0, file.size_bytes, identity_of(os.fstat(handle)))
+        return Response(200, {"Content-Type": "application/octet-stream"}, part=part)
+
+    folders = sorted(path for path in (done.folder / "weights").glob("*") if path.is_dir())
+    return serve_hub(workspace, folders, host=host, port=port, answer_first=answer)

@@ -1,0 +1,143 @@
+"""`sm120 bundle` and `unbundle`: a plan with all that it needs, for a place without network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from pipeline import app
+from pipeline.app.bundle import BundleRequest
+from pipeline.app.workspace import Workspace
+from pipeline.cli import options
+from pipeline.cli.options import ANY_PATH, EXISTING_FILE, PLATFORM, flag_option, query
+from pipeline.cli.output import say_json
+from pipeline.core import log
+
+
+def _pair(context: click.Context, parameter: click.Parameter, value: Any) -> dict[str, str]:
+    pairs = [each.partition("=") for each in value]
+    if wrong := [name for name, _, address in pairs if not address]:
+        raise click.BadParameter(f"{wrong[0]!r} is not SYSTEM=ADDRESS", context, parameter)
+    return {name: address for name, _, address in pairs}
+
+
+@query
+@click.argument("path", metavar="PLAN", type=EXISTING_FILE)
+@click.option("--output", "folder", type=ANY_PATH, required=True, help="Folder for the bundle.")
+@flag_option("--dry-run", help="Show how much would be brought; fetch and write nothing.")
+@click.option(
+    "--platform", type=PLATFORM, default="host", help="Platform of the machine that it is for."
+)
+@click.option(
+    "--python",
+    type=click.Choice([f"3.{minor}" for minor in range(11, 16)]),
+    help="Python of that machine [default: the one that runs this].",
+)
+@click.option("--no-weights", "weights", flag_value=False, default=True, help="Leave weights out.")
+@click.option(
+    "--from",
+    "neighbours",
+    multiple=True,
+    metavar="FOLDER|URL",
+    help="Folder, or `weights serve`, to take weights from first. Repeatable.",
+)
+@click.option(
+    "--repository",
+    "repositories",
+    multiple=True,
+    callback=_pair,
+    metavar="SYSTEM=ADDRESS",
+    help="Repository of hosts' packages, such as ubuntu-24.04/amd64=URL. Repeatable.",
+)
+@click.option("--keyring", type=EXISTING_FILE, help="Public key of that repository.")
+@options.key_option
+@options.mirror_option
+@options.base_options
+def bundle_command(workspace: Workspace, /, dry_run: bool, as_json: bool, **options: Any) -> None:
+    """Bring all that the stages of a plan need into one folder, and sign a list of it.
+
+    Inputs of the images that they build, images that are built, weights that they fetch, packages
+    of hosts, the plan with its files, the checkout as committed, this tool, public keys. The same
+    command goes on after an interruption.
+
+    On the machine without network: sm120 unbundle DIR
+    """
+    request = BundleRequest(**options)
+    done = app.bundle.write_bundle(workspace, request, dry_run=dry_run)
+    total = sum(part.size_bytes or 0 for part in done.parts)
+    if as_json:
+        rows = [part._asdict() for part in done.parts]
+        about = {"folder": str(request.folder), "parts": rows, "bytes": total}
+        about |= {"left_out": list(done.left_out), "signed_by": done.signed_by, "dry_run": dry_run}
+        return say_json(about)
+    shown = [
+        [what, files, None if size is None else log.size(size)] for what, files, size in done.parts
+    ]
+    click.echo(log.table(["what", "files", "size"], shown))
+    for reason in done.left_out:
+        click.echo(f"left out: {reason}")
+    verb = "would hold at least" if dry_run else "holds"
+    signed = "" if dry_run else f", signed by {done.signed_by[:19]}…"
+    click.echo(f"\n{request.folder} {verb} {log.size(total)}{signed}")
+
+
+@query
+@click.argument("folder", metavar="DIR", type=ANY_PATH)
+@click.option("--output", type=ANY_PATH, help="Copy its parts here, and unpack the checkout.")
+@click.option(
+    "--platform", type=PLATFORM, default="host", help="Platform of the machine that will use it."
+)
+@options.trust_option
+@click.option(
+    "--key",
+    "key_paths",
+    multiple=True,
+    type=EXISTING_FILE,
+    help="Public key to believe, this once. Repeatable.",
+)
+@flag_option("--serve", help="Then serve it to other machines, until Ctrl-C.")
+@click.option("--host", default="127.0.0.1", help="For --serve: address to listen on.")
+@click.option(
+    "--port",
+    default=8080,
+    type=click.IntRange(0, 65535),
+    help="For --serve: port to listen on; 0 takes a free one.",
+)
+def unbundle_command(
+    workspace: Workspace, /, serve: bool, host: str, port: int, as_json: bool, **options: Any
+) -> None:
+    """Check the signature and every byte of a bundle; then bring its images into the store.
+
+    Nothing of it is used before all of it was checked. The key that signed it must be trusted
+    here: a key in the bundle itself says nothing.
+
+    --serve hands it on at one address: a package index (simple/), a mirror for --mirror (mirror/),
+    apt repositories of hosts' packages (hosts/) and a Hub for the weights.
+    """
+    done = app.bundle.unbundle(workspace, **options)
+    place, manifest = done.folder, done.manifest
+    total = sum(file.size_bytes for file in manifest.files)
+    if as_json:
+        about = {"folder": str(place), "files": len(manifest.files), "bytes": total}
+        about |= {"commit": manifest.commit, "plan": str(place / manifest.plan)}
+        about |= {"images": done.images, "left_out": manifest.left_out, "signed_by": done.signed_by}
+        say_json(about)
+    else:
+        files = log.count(len(manifest.files), "file")
+        click.echo(f"{place}: {files}, {log.size(total)}, as {done.signed_by} signed them")
+        for name in done.images:
+            click.echo(f"in the store: {name}")
+        for reason in manifest.left_out:
+            click.echo(f"not in it: {reason}")
+        if options["output"]:
+            click.echo(f"Next: cd {place / 'checkout'}")
+        click.echo(f"Next: export SM120_OFFLINE=1 SM120_MIRRORS={place / 'mirror'}")
+        click.echo(f"      sm120 run {place / manifest.plan}")
+    if not serve:
+        return
+    with app.bundle.serve_bundle(workspace, done, host=host, port=port) as hub:
+        if not as_json:
+            click.echo(f"export UV_DEFAULT_INDEX={hub.endpoint}/simple/")
+            click.echo(f"export SM120_MIRRORS={hub.endpoint}/mirror HF_ENDPOINT={hub.endpoint}")
+        hub.run()

@@ -1,0 +1,402 @@
+"""A bundle holds all that a plan needs, and nothing of it is used before all of it was checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.app import bundle, deliver
+from pipeline.app.bundle import MANIFEST, BundleManifest, serve_bundle, unbundle
+from pipeline.app.signing import signer_of
+from pipeline.app.statements import sign_file
+from pipeline.app.workspace import Workspace
+from pipeline.artifacts.attest.keys import LocalSigner, make_private_key
+from pipeline.core.errors import AddressUnusable
+from pipeline.core.model import sha256_of
+from tests.unit.support import Command, Ended, make_checkout, make_wheel
+
+STAGES = {
+    "image": {"run": "build tiny --platform linux/amd64"},
+    "page": {"run": "report night --output page.html", "inputs": ["notes"]},
+}
+SIGNED = f"{MANIFEST}.dsse.json"
+
+
+@pytest.fixture(autouse=True)
+def quick(no_slow_helpers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No processes for builds, and one wheel for this tool's, which pip would download."""
+
+    def collect(workspace: Workspace, folder: Path, *_: object) -> deliver.Collected:
+        (folder / "tool").mkdir(parents=True, exist_ok=True)
+        (folder / "tool" / "click-8.0-py3-none-any.whl").write_bytes(b"wheel")
+        return deliver.Collected(1, 5)
+
+    monkeypatch.setattr(bundle, "collect_own_tool", collect)
+    monkeypatch.setattr(bundle, "host_platform", lambda: "linux/amd64")
+    monkeypatch.setattr("pipeline.app.workspace.host_platform", lambda: "linux/amd64")
+
+
+@pytest.fixture
+def site(tmp_path: Path, sm120: Command) -> Path:
+    """A committed checkout with one image, a key, and a plan beside it."""
+    make_checkout(tmp_path / "code", [make_wheel(tmp_path / "mirror", "thing")])
+    commit(tmp_path / "code", "init", "-q")
+    assert sm120("evidence", "new-key", "maker").code == 0
+    home = tmp_path / "home"
+    (home / "notes").mkdir(parents=True)
+    (home / "notes" / "a.txt").write_text("a\n")
+    write_plan(home, **STAGES)
+    return tmp_path
+
+
+def commit(folder: Path, *first: str) -> None:
+    """All that lies there."""
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    for words in (first, ("add", "-A"), (*who, "commit", "-q", "-m", "all")):
+        if words:
+            subprocess.run(["git", "-C", str(folder), *words], check=True)
+
+
+def write_plan(home: Path, **stages: object) -> None:
+    (home / "plan.yaml").write_text(yaml.safe_dump({"format": 1, "stages": stages}))
+
+
+@pytest.fixture
+def make(site: Path, sm120: Command) -> Callable[..., Ended]:
+    def make(*more: str | Path) -> Ended:
+        code = ("--checkout", site / "code", "--store", site / "store")
+        given = ("--output", site / "usb", "--mirror", site / "mirror", *more)
+        return sm120(*code, "bundle", site / "home" / "plan.yaml", *given)
+
+    return make
+
+
+@pytest.fixture
+def usb(site: Path, make: Callable[..., Ended]) -> Path:
+    done = make()
+    assert done.code == 0, done.err
+    return site / "usb"
+
+
+@pytest.fixture
+def open_it(site: Path, sm120: Command) -> Callable[..., Ended]:
+    def open_it(*more: str | Path) -> Ended:
+        return sm120("--store", site / "there", "unbundle", site / "usb", *more)
+
+    return open_it
+
+
+def change(path: Path, data: bytes) -> None:
+    """As somebody else would: a hard link to the store is left alone."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+
+
+def test_a_bundle_lists_every_file_with_its_size_hash_and_purpose(usb: Path) -> None:
+    manifest = BundleManifest.model_validate_json((usb / MANIFEST).read_bytes())
+    what = {file.path: file.what for file in manifest.files}
+    assert what["plan/plan.yaml"] == what["plan/notes/a.txt"] == "the plan and its files"
+    assert what["mirror/thing-1.0-py3-none-any.whl"] == "inputs of images"
+    assert what["mirror/tool/click-8.0-py3-none-any.whl"] == "wheels of the tool"
+    assert what["keys/bundle.pub"] == "public keys"
+    assert what["checkout.tar"] == f"checkout at {manifest.commit[:12]}"
+    on_disk = {str(p.relative_to(usb)) for p in usb.rglob("*") if p.is_file()}
+    assert on_disk == {*what, MANIFEST, SIGNED}
+    assert manifest.platform == "linux/amd64"
+
+
+def test_what_was_built_is_carried_and_behind_the_wall_it_is_in_the_store(
+    site: Path, make: Callable[..., Ended], open_it: Callable[..., Ended], sm120: Command
+) -> None:
+    code = ("--checkout", site / "code")
+    built = sm120(
+        *code, "--store", site / "store", "build", "tiny", "--mirror", site / "mirror", "--accept"
+    )
+    assert built.code == 0, built.err
+    commit(site / "code")
+    assert make().code == 0
+    done = open_it("--output", site / "place", "--json")
+    assert done.code == 0, done.err
+    assert done.json["images"] == ["tiny for linux/amd64"]
+    there = ("--checkout", site / "place" / "checkout", "--store", site / "there")
+    again = sm120(*there, "build", "tiny", "--offline", "--json")
+    assert again.code == 0, again.err
+    assert again.json[0]["cached"] is True
+    assert sm120(*there, "verify", "tiny").code == 0
+    # and from its inputs alone, in a store that has nothing
+    fresh = ("--checkout", site / "place" / "checkout", "--store", site / "fresh")
+    mirror = ("--offline", "--mirror", site / "place" / "mirror")
+    anew = sm120(*fresh, "build", "tiny", *mirror, "--json")
+    assert anew.json[0]["digest"] == again.json[0]["digest"]
+    assert anew.json[0]["cached"] is False
+
+
+def test_a_second_run_fetches_nothing_again_and_a_killed_one_is_finished(
+    usb: Path, make: Callable[..., Ended], open_it: Callable[..., Ended], site: Path
+) -> None:
+    wheel = usb / "mirror" / "thing-1.0-py3-none-any.whl"
+    before = wheel.stat().st_ino
+    (usb / "mirror" / ".other.whl.partial").write_bytes(b"half")
+    (usb / MANIFEST).unlink()
+    # nothing is there to fetch from
+    shutil.rmtree(site / "mirror")
+    shutil.rmtree(site / "store")
+    (site / "mirror").mkdir()
+    assert make().code == 0
+    assert wheel.stat().st_ino == before
+    assert not list(usb.rglob("*.partial"))
+    assert open_it().code == 0
+
+
+def test_a_dry_run_tells_the_bytes_and_writes_nothing(
+    site: Path, make: Callable[..., Ended]
+) -> None:
+    done = make("--dry-run", "--json")
+    sizes = {part["what"]: part["size_bytes"] for part in done.json["parts"]}
+    wheel = site / "mirror" / "thing-1.0-py3-none-any.whl"
+    assert sizes["inputs of images"] == wheel.stat().st_size
+    assert not (site / "usb").exists()
+
+
+def test_what_is_not_brought_is_named(site: Path, make: Callable[..., Ended]) -> None:
+    (site / "outside").write_text("x")
+    (site / "code" / "draft.txt").write_text("x")
+    write_plan(site / "home", one={"run": "report ../outside"}, **STAGES)
+    left_out = make("--json").json["left_out"]
+    assert "../outside of stage one: is not below the plan's folder" in left_out
+    assert "draft.txt: is in the checkout, and nobody committed it" in left_out
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "says"),
+    [
+        ("edited", "SpecInvalid", "is changed and not committed"),
+        ("cycle", "PlanInvalid", "wait for each other"),
+        ("private key", "KeyInvalid", "holds a private key"),
+        ("stray", "StoreUnwritable", "is nothing that this plan needs"),
+        ("no key", "SigningFailed", "there is no key to sign with"),
+        ("other platform", "SpecInvalid", "is not for linux/arm64"),
+    ],
+)
+def test_what_must_not_be_bundled_is_refused(
+    site: Path, make: Callable[..., Ended], fault: str, error: str, says: str
+) -> None:
+    match fault:
+        case "edited":
+            next((site / "code" / "images").rglob("*.yaml")).open("a").write("# edited\n")
+        case "cycle":
+            stages = {"a": {"run": "plan", "needs": ["b"]}, "b": {"run": "plan", "needs": ["a"]}}
+            write_plan(site / "home", **stages)
+        case "private key":
+            key = next(Path(os.environ["HOME"]).rglob("maker.pem"))
+            shutil.copy(key, site / "home" / "notes" / "innocent.txt")
+        case "stray":
+            (site / "usb").mkdir()
+            (site / "usb" / "holiday.jpg").write_bytes(b"x")
+        case "no key":
+            shutil.rmtree(next(Path(os.environ["HOME"]).rglob("maker.pem")).parent)
+        case "other platform":
+            write_plan(site / "home", image={"run": "build tiny --platform linux/arm64"})
+    done = make()
+    assert (done.error, says in done.err) == (error, True), done.err
+    assert not (site / "usb" / MANIFEST).exists()
+
+
+def spoil(usb: Path, fault: str) -> None:
+    wheel = usb / "mirror" / "thing-1.0-py3-none-any.whl"
+    manifest = usb / MANIFEST
+    match fault:
+        case "one byte changed":
+            data = bytearray(wheel.read_bytes())
+            data[len(data) // 2] ^= 1
+            change(wheel, bytes(data))
+        case "a byte more":
+            change(wheel, wheel.read_bytes() + b"x")
+        case "missing":
+            wheel.unlink()
+        case "extra":
+            (usb / "mirror" / "evil-1.0-py3-none-any.whl").write_bytes(b"x")
+        case "swapped":
+            other = usb / "plan" / "notes" / "a.txt"
+            data = other.read_bytes()
+            change(other, wheel.read_bytes())
+            change(wheel, data)
+        case "linked out":
+            shutil.copy(wheel, usb.parent / "copy")
+            wheel.unlink()
+            wheel.symlink_to(usb.parent / "copy")
+        case "folder linked out":
+            shutil.move(usb / "plan", usb.parent / "plan")
+            (usb / "plan").symlink_to(usb.parent / "plan")
+        case "manifest edited":
+            change(manifest, manifest.read_bytes().replace(b"linux/amd64", b"linux/arm64"))
+        case "manifest linked":
+            manifest.rename(usb.parent / MANIFEST)
+            manifest.symlink_to(usb.parent / MANIFEST)
+        case "unsigned":
+            (usb / SIGNED).unlink()
+        case "signature emptied":
+            body = json.loads((usb / SIGNED).read_text())
+            change(usb / SIGNED, json.dumps({**body, "signatures": []}).encode())
+        case "a stranger":
+            resign(usb, json.loads(manifest.read_text()), LocalSigner(make_private_key()))
+        case "no manifest":
+            manifest.unlink()
+
+
+def resign(usb: Path, body: object, signer: LocalSigner) -> None:
+    """Another manifest, with a signature of its own."""
+    change(usb / MANIFEST, json.dumps(body).encode())
+    about = {"plan": f"sha256:{'0' * 64}", "platform": "linux/amd64", "commit": "0" * 40}
+    tool = {"name": "sm120-pipeline", "version": "1"}
+    (usb / SIGNED).unlink(missing_ok=True)
+    sign_file(
+        usb / MANIFEST, "bundle", {**about, "files": 1, "size_bytes": 1, "tool": tool}, signer
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "says"),
+    [
+        ("one byte changed", 71, "thing-1.0-py3-none-any.whl: has sha256:"),
+        ("a byte more", 71, "thing-1.0-py3-none-any.whl: has "),
+        ("missing", 71, "thing-1.0-py3-none-any.whl: is missing"),
+        ("extra", 71, "evil-1.0-py3-none-any.whl: is not listed in bundle.json"),
+        ("swapped", 71, ": has "),
+        ("linked out", 71, "is a link or a device, not a plain file"),
+        ("folder linked out", 71, "is a link or a device, not a plain file"),
+        ("manifest edited", 71, "not about this"),
+        ("manifest linked", 71, "is not a plain file"),
+        ("unsigned", 72, "nobody vouches for the bundle"),
+        ("signature emptied", 72, "nobody signed it"),
+        ("a stranger", 73, "only your own keys are trusted here"),
+        ("no manifest", 10, "holds no bundle.json"),
+    ],
+)
+def test_a_bundle_that_is_not_whole_is_refused_and_nothing_is_used(
+    usb: Path, open_it: Callable[..., Ended], site: Path, fault: str, code: int, says: str
+) -> None:
+    spoil(usb, fault)
+    done = open_it("--output", site / "place")
+    assert (done.code, says in done.err) == (code, True), done.err
+    assert not (site / "place").exists()
+    assert not (site / "there").exists()
+
+
+def test_a_stranger_is_refused_where_a_trust_file_says_whom_to_believe(
+    usb: Path, open_it: Callable[..., Ended], site: Path, sm120: Command
+) -> None:
+    assert sm120("evidence", "new-key", "friend", "--output", site / "friend").code == 0
+    entry = sm120("evidence", "show-key", site / "friend" / "friend.pub").out
+    (site / "trust.yaml").write_text(f"format: 1\nkeys:\n{entry}")
+    done = open_it("--trust", site / "trust.yaml")
+    assert (done.code, "a key that the trust file does not know" in done.err) == (71, True)
+    # the key that travels with the bundle counts only where somebody names it
+    assert open_it("--trust", site / "trust.yaml", "--key", usb / "keys" / "bundle.pub").code == 0
+
+
+def own_signer() -> LocalSigner:
+    signer = signer_of(None)
+    assert isinstance(signer, LocalSigner)
+    return signer
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("../store/x", "must be a plain relative path"),
+        ("/etc/passwd", "must be a plain relative path"),
+        ("mirror/../../x", "must be a plain relative path"),
+        ("mirror\\x", "String should match pattern"),
+    ],
+)
+def test_a_signed_manifest_that_leads_out_of_the_folder_is_refused(
+    usb: Path, open_it: Callable[..., Ended], path: str, says: str
+) -> None:
+    body = json.loads((usb / MANIFEST).read_text())
+    body["files"][0]["path"] = path
+    resign(usb, body, own_signer())
+    done = open_it()
+    assert (done.code, says in done.err) == (10, True), done.err
+
+
+def test_a_signed_private_key_is_refused_all_the_same(
+    usb: Path, open_it: Callable[..., Ended]
+) -> None:
+    key = next(Path(os.environ["HOME"]).rglob("maker.pem")).read_bytes()
+    change(usb / "keys" / "bundle.pub", key)
+    body = json.loads((usb / MANIFEST).read_text())
+    for file in body["files"]:
+        if file["path"] == "keys/bundle.pub":
+            file |= {"size_bytes": len(key), "sha256": sha256_of(key)}
+    resign(usb, body, own_signer())
+    done = open_it()
+    assert (done.error, "holds a private key" in done.err) == ("KeyInvalid", True), done.err
+
+
+def test_a_file_that_is_listed_twice_and_a_statement_of_another_kind_are_refused(
+    usb: Path, open_it: Callable[..., Ended]
+) -> None:
+    body = json.loads((usb / MANIFEST).read_text())
+    resign(usb, {**body, "files": [*body["files"], body["files"][0]]}, own_signer())
+    done = open_it()
+    assert (done.code, "names a file twice" in done.err) == (10, True), done.err
+    report = {"title": "x", "runs": [], "data": f"sha256:{'0' * 64}"}
+    (usb / SIGNED).unlink()
+    sign_file(usb / MANIFEST, "report", report, own_signer())
+    done = open_it()
+    assert (done.code, "not bundle" in done.err) == (71, True), done.err
+
+
+def test_a_bundle_for_another_machine_is_refused_unless_it_is_named(
+    usb: Path, open_it: Callable[..., Ended]
+) -> None:
+    done = open_it("--platform", "linux/arm64")
+    assert (done.error, "is for linux/amd64, and this machine is linux/arm64" in done.err) == (
+        "BundleInvalid",
+        True,
+    )
+    assert open_it("--platform", "linux/amd64").code == 0
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(
+    site: Path, make: Callable[..., Ended], small_disk: Path, open_it: Callable[..., Ended]
+) -> None:
+    (site / "home" / "notes" / "large").write_bytes(os.urandom(3_000_000))
+    done = make("--output", small_disk / "usb")
+    assert done.error == "DiskFull", done.err
+    assert not list(small_disk.rglob(".new-*"))
+    (site / "home" / "notes" / "large").unlink()
+    assert make("--output", small_disk / "usb").code == 0
+
+
+def test_a_checked_bundle_is_served_as_an_index_a_mirror_and_a_hub(usb: Path, site: Path) -> None:
+    workspace = Workspace(checkout_path=site / "code", store_path=site / "there")
+    done = unbundle(workspace, usb)
+    with serve_bundle(workspace, done, host="127.0.0.1", port=0) as hub:
+        threading.Thread(target=hub.run, daemon=True).start()
+
+        def get(path: str) -> bytes:
+            with urllib.request.urlopen(f"{hub.endpoint}{path}") as answer:
+                return bytes(answer.read())
+
+        assert b'href="/simple/thing/"' in get("/simple/")
+        page = get("/simple/thing/").decode()
+        assert "/mirror/thing-1.0-py3-none-any.whl#sha256=" in page
+        wheel = usb / "mirror" / "thing-1.0-py3-none-any.whl"
+        assert get("/mirror/thing-1.0-py3-none-any.whl") == wheel.read_bytes()
+        for path in ("/mirror/../bundle.json", "/plan/plan.yaml", "/simple/other/"):
+            with pytest.raises(urllib.error.HTTPError):
+                get(path)
+    with pytest.raises(AddressUnusable), serve_bundle(workspace, done, host="203.0.113.1", port=1):
+        pass
