@@ -242,8 +242,8 @@ def write_bundle(workspace: Workspace, request: BundleRequest, *, dry_run: bool 
         message = f"{edited[0]}: is changed and not committed"
         raise SpecInvalid(message, "A bundle holds the checkout as committed: commit, or stash.")
     for name in (line[3:] for line in changed if line):
-        place = checkout.root / name
-        if not {place, *place.parents} & {folder} and place not in folder.parents:
+        new = checkout.root / name
+        if not {new, *new.parents} & {folder} and new not in folder.parents:
             left_out.append(f"{name}: is in the checkout, and nobody committed it")
     plans = [
         plan_image(checkout, name, each)

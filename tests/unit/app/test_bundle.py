@@ -217,9 +217,8 @@ def spoil(usb: Path, fault: str) -> None:
     manifest = usb / MANIFEST
     match fault:
         case "one byte changed":
-            data = bytearray(wheel.read_bytes())
-            data[len(data) // 2] ^= 1
-            change(wheel, bytes(data))
+            good = wheel.read_bytes()
+            change(wheel, good[:-1] + bytes([good[-1] ^ 1]))
         case "a byte more":
             change(wheel, wheel.read_bytes() + b"x")
         case "missing":
