@@ -494,7 +494,7 @@ def unbundle(
     if manifest.platform != here:
         raise BundleInvalid(
             f"{folder}: is for {manifest.platform}, and this machine is {here}",
-            f"Take it to such a machine, or name it: --platform {manifest.platform}.",
+            f"Take it to such a machine, or name it: --for {manifest.platform}.",
         )
     _check(folder, manifest)
     names = _keep(workspace, folder)

@@ -22,13 +22,16 @@ def _pair(context: click.Context, parameter: click.Parameter, value: Any) -> dic
     return {name: address for name, _, address in pairs}
 
 
+_for = click.option(
+    "--for", "platform", type=PLATFORM, default="host", help="Platform of the machine that uses it."
+)
+
+
 @query
 @click.argument("path", metavar="PLAN", type=EXISTING_FILE)
 @click.option("--output", "folder", type=ANY_PATH, required=True, help="Folder for the bundle.")
 @flag_option("--dry-run", help="Show how much would be brought; fetch and write nothing.")
-@click.option(
-    "--platform", type=PLATFORM, default="host", help="Platform of the machine that it is for."
-)
+@_for
 @click.option(
     "--python",
     type=click.Choice([f"3.{minor}" for minor in range(11, 16)]),
@@ -85,9 +88,7 @@ def bundle_command(workspace: Workspace, /, dry_run: bool, as_json: bool, **opti
 @query
 @click.argument("folder", metavar="DIR", type=ANY_PATH)
 @click.option("--output", type=ANY_PATH, help="Copy its parts here, and unpack the checkout.")
-@click.option(
-    "--platform", type=PLATFORM, default="host", help="Platform of the machine that will use it."
-)
+@_for
 @options.trust_option
 @click.option(
     "--key",

@@ -330,7 +330,7 @@ class VerbGroup(click.Group):
         width = max(map(len, self.verbs))
         formatter.write_paragraph()
         for title, names in self.parts.items():
-            # no empty line between two sections: the whole list fits a screen of 24 lines
+            # no empty line between two sections: the whole list fits a small screen
             formatter.write_heading(title)
             with formatter.indentation():
                 formatter.write_dl([(f"{n:{width}}", self.verbs[n].summary) for n in names])

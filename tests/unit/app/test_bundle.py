@@ -360,12 +360,12 @@ def test_a_file_that_is_listed_twice_and_a_statement_of_another_kind_are_refused
 def test_a_bundle_for_another_machine_is_refused_unless_it_is_named(
     usb: Path, open_it: Callable[..., Ended]
 ) -> None:
-    done = open_it("--platform", "linux/arm64")
+    done = open_it("--for", "linux/arm64")
     assert (done.error, "is for linux/amd64, and this machine is linux/arm64" in done.err) == (
         "BundleInvalid",
         True,
     )
-    assert open_it("--platform", "linux/amd64").code == 0
+    assert open_it("--for", "linux/amd64").code == 0
 
 
 def test_a_full_disk_is_one_line_and_the_same_command_goes_on(
