@@ -275,6 +275,7 @@ def test_weights_are_those_of_the_host_and_unproved_ones_stop_the_start(rig: Rig
     assert rig.containers() == ""
 
 
+@pytest.mark.big
 def test_numbers_of_another_host_are_bound_to_its_own_facts(rig: Rig, tmp_path: Path) -> None:
     rig.add("tiny-cpu")
     assert rig.serve("tiny-cpu").returncode == 0

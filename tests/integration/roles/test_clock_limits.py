@@ -89,7 +89,10 @@ def test_without_a_range_there_is_no_unit(tmp_path: Path) -> None:
     assert run_play(tmp_path, host_tuning_state="absent", **LIMITED)[1] == ""
 
 
-@pytest.mark.parametrize("clocks", [[2100], [2100, 300], [0, 300], [1, 2, 3]])
+BIG = [pytest.param(each, marks=pytest.mark.big) for each in ([0, 300], [1, 2, 3])]
+
+
+@pytest.mark.parametrize("clocks", [[2100], [2100, 300], *BIG])
 def test_what_is_no_range_stops_the_play(tmp_path: Path, clocks: list[int]) -> None:
     done, unit = run_play(tmp_path, host_tuning_gpu_clocks_mhz=clocks)
     assert done.returncode != 0
