@@ -39,10 +39,11 @@ _MOST_RUNS = 1000  # of the folders that are looked through
 COLUMNS = ("host", "driver", "recipe", "image", "health", "last smoke", "last number", "drift")
 _GOOD_SMOKE = ("passed", "unfinished")
 ProblemKind: TypeAlias = Literal[
-    "image", "health", "smoke", "address", "unreached", "drift", "unknown"
+    "service", "image", "health", "smoke", "address", "unreached", "drift", "unknown"
 ]
 # The worst first: what is served wrongly outweighs what is not known.
 _ERRORS: dict[ProblemKind, type[errors.PipelineError]] = {
+    "service": errors.HostUnfit,
     "image": errors.ImageDiffers,
     "health": errors.ServerGone,
     "smoke": errors.SmokeFailed,
@@ -52,6 +53,7 @@ _ERRORS: dict[ProblemKind, type[errors.PipelineError]] = {
     "unknown": errors.HostUnknown,
 }
 _HINTS: dict[ProblemKind, str] = {
+    "service": "Repair the card, reboot, then `sm120-health return` as root on the host.",
     "health": "`sm120 recipe logs RECIPE --on HOST` shows why; serve it again.",
     "smoke": "`sm120 smoke RECIPE --on HOST` tests it again.",
     "address": "Give each name of the inventory an address (ansible_host) of its own.",
@@ -107,6 +109,7 @@ class HostStatus(Frozen):
     unreached: str | None = None
     twin: str | None = None  # another name of the inventory for the same address
     driver: str | None = None
+    out_of_service: str | None = None  # why the role `health` took it out of service
     unknown: list[str] = []  # what could not be asked there, and why
     served: list[ServedLine] = []
     drift: list[str] | None = None  # fields that changed since the record; none without one
@@ -116,6 +119,8 @@ class HostStatus(Frozen):
     def problems(self) -> list[HostProblem]:
         """What somebody should look at, the worst first."""
         found: list[tuple[ProblemKind, str]] = []
+        if self.out_of_service:
+            found.append(("service", f"is out of service: {self.out_of_service}"))
         for status, smoke in ((line.status, line.smoke) for line in self.served):
             if status.built == "other":
                 found.append(("image", f"{status.recipe}: {status.why}"))
@@ -189,6 +194,7 @@ class HostStatus(Frozen):
         return cls(
             host=promised.host,
             driver=None if isinstance(driver, Unknown) else driver,
+            out_of_service=None if isinstance(facts, Unknown) else facts.out_of_service,
             unknown=unsaid,
             served=lines,
             drift=drift,
@@ -205,6 +211,7 @@ class HostStatus(Frozen):
         for status, smoke, number in ((x.status, x.smoke, x.number) for x in self.served):
             health = "answers" if status.healthy else status.status
             health += ", another image" if status.built == "other" else ""
+            health += ", out of service" if self.out_of_service else ""
             shown = f"{number.output_tok_s:,.1f} tok/s, {number.cell}" if number else None
             if number and not number.same_image:
                 shown = f"{shown}, another image"
@@ -212,7 +219,8 @@ class HostStatus(Frozen):
             recipe = f"{status.recipe} ({status.rank})" if status.rank else status.recipe
             image = f"{status.image}@{status.digest[:19]}"
             rows.append([self.host, self.driver, recipe, image, health, tested, shown, drift])
-        return rows or [[self.host, self.driver, None, None, None, None, None, drift]]
+        out = "out of service" if self.out_of_service else None
+        return rows or [[self.host, self.driver, None, None, out, None, None, drift]]
 
 
 def host_status(

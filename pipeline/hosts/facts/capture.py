@@ -54,6 +54,8 @@ FILES = (
     "/proc/sys/kernel/numa_balancing",
     "/proc/sys/kernel/osrelease",
     "/proc/sys/vm/swappiness",
+    # the reason why the role `health` took the host out of service
+    "/run/sm120/out-of-service",
     "/sys/class/dmi/id/bios_version",
     "/sys/class/dmi/id/board_name",
     "/sys/class/dmi/id/board_vendor",

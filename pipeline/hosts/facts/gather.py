@@ -53,6 +53,7 @@ def gather_facts(capture: Capture, name: str | None = None) -> HostFacts:
     kib = _found(memory, r"(?m)^MemTotal:\s*(\d+)", "/proc/meminfo names no MemTotal")
     locked = r"(?m)^Max locked memory\s+(\S+)"
     toolkit, version = capture.output("nvidia-ctk"), r"version (\d+\.\d+\.\d+\S*)"
+    out = capture.text("/run/sm120/out-of-service")
     # Without a name: a digest of the machine id, which tells machines apart and reveals nothing.
     # systemd asks programs not to publish the id itself, see machine-id(5).
     identity, named = capture.text("/etc/machine-id"), "unnamed"
@@ -119,6 +120,7 @@ def gather_facts(capture: Capture, name: str | None = None) -> HostFacts:
             nccl_conf=capture.text("/etc/nccl.conf"),
         ),
         xids=_xids(capture),
+        out_of_service=None if isinstance(out, Unknown) else out[:400],
     )
 
 

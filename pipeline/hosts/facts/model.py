@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
 
-from pipeline.core.known import Known, Unknown
+from pipeline.core.known import Known, Unknown, unknown
 from pipeline.core.model import Count, Frozen
 
 # A field that changes by itself: a difference does not count as drift.
@@ -113,6 +113,9 @@ class PciGpu(Frozen):
     width: Known[Count]
     width_max: Known[Count]
     bar1_bytes: Known[Count]
+    bar1_base: Known[Count] = unknown("was not recorded")  # from 4 GiB on: Above 4G Decoding is on
+    # the largest window that the card offers (Resizable BAR); 0: its window has one size
+    rebar_max_bytes: Known[Count] = unknown("was not recorded")
     iommu_group: Known[str]
     aspm: Known[str]
     bridges: list[str]  # from the card upwards
@@ -212,6 +215,8 @@ class HostFacts(Frozen):
     disks: Known[list[Disk]]
     software: Software
     xids: Known[list[Xid]]
+    # why the role `health` took it out of service; none: it did not, or is not there
+    out_of_service: str | None = Field(default=None, json_schema_extra=VOLATILE)
 
 
 def gpus_of(facts: HostFacts) -> list[Gpu]:

@@ -17,6 +17,7 @@ from pipeline.hosts.facts.source import Capture
 # Capability numbers of the PCI Express Base Specification.
 _EXPRESS = 0x10
 _ACS = 0x000D
+_REBAR = 0x0015
 # ACS control bits that send peer traffic through the root complex, where NCCL then hangs
 # (vllm-project/vllm#33041, NVIDIA/nccl#2079); source validation and forwarding do no harm.
 _REDIRECT = 0x0004 | 0x0008  # request redirect, completion redirect
@@ -71,6 +72,24 @@ def acs_control(config: bytes) -> Known[int | None]:
         return unknown("its ACS registers are cut off")
     # after the header and the register of what the bridge could do
     return int(struct.unpack_from("<H", config, at + 6)[0])
+
+
+def rebar_max(config: bytes) -> Known[int]:
+    """The largest window that a card offers; 0 where it has no Resizable BAR.
+
+    For each window a register of its sizes, bit 4 for 1 MiB, and one of control, whose bits 5 to 7
+    in the first say how many windows there are (PCI Express Base Specification, Resizable BAR).
+    """
+    at = extended_capability(config, _REBAR)
+    if at is None or isinstance(at, Unknown):
+        return at or 0
+    if at + 12 > len(config):
+        return unknown("its Resizable BAR registers are cut off")
+    windows = max(1, config[at + 8] >> 5 & 7)
+    pairs = range(at + 4, min(at + 4 + 8 * windows, len(config) - 3), 8)
+    sizes = [struct.unpack_from("<I", config, place)[0] >> 4 for place in pairs]
+    # the highest bit counts
+    return max((1 << 20) << (bits.bit_length() - 1) if bits else 0 for bits in sizes)
 
 
 def aspm_of(config: bytes) -> Known[str]:
@@ -143,6 +162,7 @@ def _gpu(capture: Capture, address: str) -> PciGpu:
     ends = then(lines, lambda x: [[int(n, 16) for n in line.split()] for line in x])
     # 64-bit BARs take two lines each, of which one is empty
     sizes = then(ends, lambda x: [last - first + 1 for first, last, _ in x if last])
+    bases = then(ends, lambda x: [first for first, last, _ in x if last])
     node = then(capture.text(f"{place}/numa_node"), int)
     return PciGpu(
         address=address,
@@ -152,6 +172,8 @@ def _gpu(capture: Capture, address: str) -> PciGpu:
         width_max=then(capture.text(f"{place}/max_link_width"), int),
         # the second window: the first holds the registers
         bar1_bytes=then(sizes, lambda x: x[1] if x[1:] else unknown("no second memory window")),
+        bar1_base=then(bases, lambda x: x[1] if x[1:] else unknown("no second memory window")),
+        rebar_max_bytes=then(capture.data(f"{place}/config"), rebar_max),
         iommu_group=PurePosixPath(group).name if group else unknown("in no IOMMU group"),
         aspm=then(capture.data(f"{place}/config"), aspm_of),
         bridges=[part for part in reversed(path) if part.count(":") == 2],

@@ -67,6 +67,7 @@ class PciePromise(RolePromise):
     hmm_off: bool
     p2p_keys: str  # for NVreg_RegistryDwords; empty: the driver decides
     bar1_mib: int  # 0: any size will do
+    bios: str = ""  # the firmware's version; empty: any
 
 
 class NcclPromise(RolePromise):

@@ -216,6 +216,16 @@ def test_every_card_has_a_window_as_large_as_asked_for(
     require_none(small, f"{wanted.bar1_mib} MiB are needed", fix)
 
 
+def test_the_firmware_has_the_version_of_the_inventory(
+    facts: HostFacts, wanted: PciePromise
+) -> None:
+    """Its defaults for ReBAR, Above 4G and ACS change with it."""
+    skip_unless(wanted.bios, "pcie_bios_version is not set")
+    found = checks.known(facts.bios)
+    fix = "Update the firmware, look at its settings again, then name its version in the inventory."
+    require(found == wanted.bios, f"the firmware has {found}, not {wanted.bios}", fix)
+
+
 def test_the_probes_before_the_first_change_are_kept(host: Host) -> None:
     """The state that the role found, to compare with."""
     path = "/var/lib/sm120/pcie/before.txt"

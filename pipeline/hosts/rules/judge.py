@@ -90,6 +90,34 @@ def bar1(facts: HostFacts) -> Iterator[RuleResult]:
 
 
 @rule
+def firmware_windows(facts: HostFacts) -> Iterator[RuleResult]:
+    """Whether the firmware gave each card the window that it can have, where there is room for it.
+
+    Some firmware starts with 256 MiB (local-inference-lab/rtx6kpro).
+    """
+    memory = {gpu.address: gpu.memory_bytes for gpu in gpus_of(facts)}
+    for card in facts.pci.gpus:
+        most, now, base = card.rebar_max_bytes, card.bar1_bytes, card.bar1_base
+        if most == 0:
+            yield not_applicable("ReBAR", card.address, "the card's window has one size")
+        else:
+            good: object = first_unknown(most, now)
+            sizes = ""
+            if isinstance(most, int) and isinstance(now, int):
+                own = memory.get(card.address)
+                # a window may be larger than the memory behind it, which then is enough
+                need = min(most, own * 0.95) if isinstance(own, int) else most
+                good, sizes = now >= need, f"{now >> 20} of {most >> 20} MiB"
+            fix = "Enable Resizable BAR (ReBAR, Smart Access Memory) in the firmware."
+            why = f"only {sizes}"
+            yield result("ReBAR", card.address, good, why, fix, passed=sizes)
+        above = base if isinstance(base, Unknown) else base >= 1 << 32
+        fix = "Enable Above 4G Decoding in the firmware; a large window has room there only."
+        why = f"the card's window begins at {base:#x}" if isinstance(base, int) else ""
+        yield result("Above 4G", card.address, above, f"{why}, below 4 GiB", fix, passed=why)
+
+
+@rule
 def iommu_and_acs(facts: HostFacts) -> Iterator[RuleResult]:
     """A translating IOMMU with ACS redirection hangs the first all_reduce.
 
@@ -244,6 +272,15 @@ def xids(facts: HostFacts) -> Iterator[RuleResult]:
     grave = [f"{x.code} at {x.address} ({x.times}x)" for x in found if x.code in GRAVE_XIDS]
     good = first_unknown(facts.xids) or not grave
     yield result("Xid", "host", good, ", ".join(grave), fix, passed="no severe one")
+
+
+@rule
+def service(facts: HostFacts) -> Iterator[RuleResult]:
+    """Whether the role `health` has taken the host out of service."""
+    why = facts.out_of_service
+    fix = "Repair or replace the card, reboot, then `sm120-health return` as root on the host."
+    reason = f"out of service: {why}"
+    yield result("service", "host", why is None, reason, fix, passed="not taken out of service")
 
 
 @rule

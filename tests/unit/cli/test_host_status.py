@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.app import host_status as status_module
 from pipeline.artifacts.store.store import Store
-from pipeline.core.errors import DockerUnavailable, HostUnreached
+from pipeline.core.errors import DockerUnavailable, HostUnfit, HostUnreached
 from pipeline.core.known import Known, unknown
 from pipeline.hosts.facts.gather import gather_facts
 from pipeline.hosts.facts.model import HostFacts
@@ -321,3 +321,18 @@ def test_the_name_of_a_variable_that_is_missing_is_shown(tmp_path: Path, sm120: 
     done = sm120("--checkout", str(ROOT), "host", "status", "-i", str(tmp_path / "hosts.yml"))
     assert done.error == "FleetUnready"
     assert "(hidden)" not in done.err
+
+
+def test_a_host_out_of_service_is_named_with_its_reason(rack: Rack) -> None:
+    why = "Xid 79 at 0000:c1:00: the GPU has fallen off the bus (RESTART_BM)"
+    out = changed(h200(), files={"/run/sm120/out-of-service": f"{why}\n"})
+    rack.hosts = {"n1": [served()], "n2": []}
+    rack.facts = gather_facts(out, "n1")
+    done = rack.status()
+    assert done.code == HostUnfit.exit_code
+    assert f"n1: is out of service: {why}" in done.err
+    assert "sm120-health return" in done.err
+    assert done.out.count("out of service") >= 2
+    rows = rack.rows()
+    assert rows["n1"]["out_of_service"] == why
+    assert rows["n2"]["problems"][0]["kind"] == "service"

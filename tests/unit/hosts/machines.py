@@ -82,8 +82,8 @@ def log_of(cards: list[str]) -> str:
     )
 
 
-def registers(control: int | None, *, aspm: int = 0, length: int = 4096) -> bytes:
-    """A bridge's registers; None is a bridge without ACS."""
+def registers(control: int | None, *, aspm: int = 0, length: int = 4096, rebar: int = 0) -> bytes:
+    """A bridge's registers; None is a bridge without ACS. `rebar`: sizes of a card's window."""
     data = bytearray(4096)
     data[0x06] = 0x10
     data[0x34] = 0x40
@@ -95,10 +95,26 @@ def registers(control: int | None, *, aspm: int = 0, length: int = 4096) -> byte
     if control is not None:
         chain.append((0xF24, 0x0D))
         struct.pack_into("<H", data, 0xF24 + 6, control)
+    if rebar:
+        chain.append((0xF40, 0x15))
+        # of one window, the second one
+        struct.pack_into("<II", data, 0xF40 + 4, rebar << 4, 1 << 5 | 1)
     for (at, kind), after in zip(chain, [*(a for a, _ in chain[1:]), 0], strict=True):
         struct.pack_into("<I", data, at, kind | 1 << 16 | after << 20)
     struct.pack_into("<Q", data, 0x104, 0x1122334455667788)
     return bytes(data[:length])
+
+
+# the sizes of 256 MiB and 64 to 256 GiB, one bit each, from 1 MiB on
+WINDOWS = 1 << 8 | 0b111 << 16
+
+
+def windows(base: int, size: int = 1 << 38) -> str:
+    """A card's windows: registers, memory and a third, each in two lines, as sysfs has them."""
+    ends = [(0xE0000000, 0xE3FFFFFF), (base, base + size - 1), (base + size, base + size + 0xFFFF)]
+    return "".join(
+        f"{a:#018x} {b:#018x} {0x14220C:#018x}\n" + f"{0:#018x} " * 3 + "\n" for a, b in ends
+    )
 
 
 def blackwell(
@@ -130,7 +146,8 @@ def blackwell(
     raw: dict[str, str | bytes] = dict(files)
     for i in range(count):
         raw[f"{PCI}/0000:00:{i + 1:02x}.1/config"] = registers(control)
-        raw[f"{PCI}/0000:{i + 1:02x}:00.0/config"] = registers(None)
+        raw[f"{PCI}/0000:{i + 1:02x}:00.0/config"] = registers(None, rebar=WINDOWS)
+        raw[f"{PCI}/0000:{i + 1:02x}:00.0/resource"] = windows(0x60_0000_0000 + (i << 40))
     raw["/sys/module/nvidia_uvm/parameters/uvm_disable_hmm"] = "Y\n"
     raw["/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"] = "performance\n"
     raw["/proc/driver/nvidia/version"] = (

@@ -10,12 +10,12 @@ import pytest
 from pipeline.core.known import unknown
 from pipeline.hosts.facts.model import HostFacts
 from pipeline.hosts.fleet.promised import HealthPromise, MetricsPromise
-from pipeline.hosts.promises import health, metrics
+from pipeline.hosts.promises import health, metrics, pcie
 from pipeline.hosts.promises import host_tuning as tuning
 from pipeline.hosts.promises.checks import Broken, NotApplicable, Undecided
 from tests.testbed.playbook import ROOT
 from tests.unit.hosts.fake_host import FakeHost
-from tests.unit.hosts.good_host import TUNING, machine, shown
+from tests.unit.hosts.good_host import PCIE, TUNING, machine, shown
 
 ROLES = ROOT / "ansible" / "roles"
 SYSTEMD = "/etc/systemd/system"
@@ -214,3 +214,17 @@ def test_clocks_without_a_limit_or_an_answer_are_not_judged() -> None:
         FASTER(FACTS, none)
     with pytest.raises(Undecided):
         FASTER(FACTS.model_copy(update={"gpus": unknown("no driver")}), TUNING)
+
+
+@pytest.mark.parametrize("found", ["1.1", "2.0 "])
+def test_another_version_of_the_firmware_is_noticed(found: str) -> None:
+    check = pcie.test_the_firmware_has_the_version_of_the_inventory
+    wanted = PCIE.model_copy(update={"bios": "2.0"})
+    assert holds(lambda _: check(FACTS.model_copy(update={"bios": "2.0"}), wanted), GOOD)
+    with pytest.raises(Broken) as broken:
+        check(FACTS.model_copy(update={"bios": found}), wanted)
+    assert f"the firmware has {found}"[:20] in broken.value.why
+    with pytest.raises(Undecided):
+        check(FACTS.model_copy(update={"bios": unknown("no DMI")}), wanted)
+    with pytest.raises(NotApplicable):
+        check(FACTS, PCIE)
