@@ -484,6 +484,9 @@ def unbundle(
     items = gather_envelopes([folder / _SIGNED])
     judged = walk_evidence(artifact, items, trust, None, datetime.now(UTC), only=BUNDLE)
     if error := verdict_error(judged.node):
+        # the key must not come with what it vouches for
+        if not isinstance(error, EvidenceUnsigned):
+            error.hint = f"Nothing was used. {_TRUSTED}"
         raise error
     # only now is anything in it believed
     try:
@@ -529,6 +532,9 @@ def unbundle(
     return Unbundled(manifest, place, names, ", ".join(sorted(signers)))
 
 
+_TRUSTED = (
+    "The public key of who made it, as you got it another way than with the bundle: --key FILE.pub."
+)
 _AGAIN = "Copy the bundle again from where it was made."
 
 

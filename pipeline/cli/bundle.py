@@ -131,10 +131,11 @@ def unbundle_command(
             click.echo(f"in the store: {name}")
         for reason in manifest.left_out:
             click.echo(f"not in it: {reason}")
-        if options["output"]:
-            click.echo(f"Next: cd {place / 'checkout'}")
-        click.echo(f"Next: export SM120_OFFLINE=1 SM120_MIRRORS={place / 'mirror'}")
-        click.echo(f"      sm120 run {place / manifest.plan}")
+        lines = [f"cd {place / 'checkout'}"] if options["output"] else []
+        lines.append(f"export SM120_OFFLINE=1 SM120_MIRRORS={place / 'mirror'}")
+        lines.append(f"sm120 run {place / manifest.plan}")
+        for number, line in enumerate(lines):
+            click.echo(f"{'      ' if number else 'Next: '}{line}")
     if not serve:
         return
     with app.bundle.serve_bundle(workspace, done, host=host, port=port) as hub:

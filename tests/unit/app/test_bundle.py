@@ -9,7 +9,7 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,10 @@ from pipeline.app.workspace import Workspace
 from pipeline.artifacts.attest.keys import LocalSigner, make_private_key
 from pipeline.core.errors import AddressUnusable
 from pipeline.core.model import sha256_of
-from tests.unit.support import Command, Ended, make_checkout, make_wheel
+from tests.testbed.apt_repository import new_repository, nvidia_packages
+from tests.testbed.hub import test_hub
+from tests.testbed.signer import new_signer
+from tests.unit.support import ROOT, Command, Ended, make_checkout, make_wheel
 
 STAGES = {
     "image": {"run": "build tiny --platform linux/amd64"},
@@ -399,3 +402,92 @@ def test_a_checked_bundle_is_served_as_an_index_a_mirror_and_a_hub(usb: Path, si
                 get(path)
     with pytest.raises(AddressUnusable), serve_bundle(workspace, done, host="203.0.113.1", port=1):
         pass
+
+
+@pytest.fixture
+def with_weights(site: Path, sm120: Command, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The checkout has locked a small set of weights, and the plan fetches it."""
+    spec = {"name": "little", "repository": "org/little", "format": "safetensors", "quant": "bf16"}
+    path = site / "code" / "lockfiles" / "weights" / "little.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(yaml.safe_dump({**spec, "about": "A small set."}))
+    with test_hub() as hub:
+        hub.add("org/little", {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 400})
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        assert sm120("--checkout", site / "code", "weights", "lock", "little").code == 0
+        commit(site / "code")
+        write_plan(site / "home", fetch={"run": "weights fetch little --output /models/little"})
+        yield
+
+
+def test_weights_are_carried_verified_and_fetched_from_there_without_a_hub(
+    with_weights: None,
+    site: Path,
+    make: Callable[..., Ended],
+    open_it: Callable[..., Ended],
+    sm120: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = {part["what"]: part["size_bytes"] for part in make("--dry-run", "--json").json["parts"]}
+    assert sizes["weights little"] == 2 + 256 * 400
+    assert make().code == 0
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    # again: nothing is asked of a Hub that is gone
+    assert make().code == 0
+    done = open_it("--output", site / "place")
+    assert done.code == 0, done.err
+    held = site / "place" / "weights" / "little"
+    names = sorted(str(p.relative_to(held)) for p in held.rglob("*") if p.is_file())
+    own = [".sm120/lock.yaml", ".sm120/record.dsse.json"]
+    assert names == [*own, "config.json", "model.safetensors"]
+    there = ("--checkout", site / "place" / "checkout", "weights", "fetch", "little")
+    took = sm120(*there, "--output", site / "models", "--from", held, "--offline")
+    assert took.code == 0, took.err
+    assert (site / "models" / "model.safetensors").read_bytes() == bytes(range(256)) * 400
+
+
+def test_weights_may_stay_at_home_and_a_hub_that_is_gone_is_an_error(
+    with_weights: None,
+    make: Callable[..., Ended],
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert make().code == 20
+    assert not (site / "usb" / MANIFEST).exists()
+    shutil.rmtree(site / "usb")
+    assert make("--no-weights", "--json").json["left_out"] == ["weights little: --no-weights"]
+
+
+def test_packages_of_hosts_come_with_the_signed_index_that_lists_them(
+    site: Path, make: Callable[..., Ended], open_it: Callable[..., Ended], sm120: Command
+) -> None:
+    code, system = site / "code", "debian-12/amd64"
+    shutil.copy(ROOT / "lockfiles" / "host.yaml", code / "lockfiles")
+    with new_signer("testbed@example.invalid") as signer:
+        there = new_repository(site / "repository", signer, nvidia_packages())
+        given = ("--repository", there.root, "--keyring", there.keyring)
+        locked = sm120("--checkout", code, "host", "lock", "--target", system, *given)
+        assert locked.code == 0, locked.err
+        commit(code)
+        write_plan(site / "home", hosts={"run": "host provision -i hosts.yml"})
+        left_out = make("--json").json["left_out"]
+        assert any(each.startswith(f"packages of {system}: --repository") for each in left_out)
+        named = ("--repository", f"{system}={there.root}", "--keyring", there.keyring)
+        done = make(*named)
+        assert done.code == 0, done.err
+        held = site / "usb" / "hosts" / "debian-12-amd64"
+        assert (held / "InRelease").read_bytes() == (there.root / "InRelease").read_bytes()
+        debs = {path.name for path in held.glob("*.deb")}
+        assert any(name.startswith("nvidia-") for name in debs)
+        assert debs < {path.name for path in there.root.rglob("*.deb")}
+        assert open_it().code == 0
+        # an index of tomorrow that no longer lists what is locked today
+        (there.root / next(iter(sorted(debs)))).unlink()
+        gone = new_repository(site / "other", signer, nvidia_packages()[:1])
+        moved = make("--repository", f"{system}={gone.root}", "--keyring", gone.keyring)
+        assert (moved.error, "no longer lists it" in moved.err) == ("LockStale", True), moved.err
+    with new_signer("stranger@example.invalid") as other:
+        wrong = new_repository(site / "forged", other, nvidia_packages())
+        forged = make("--repository", f"{system}={wrong.root}", "--keyring", there.keyring)
+        assert forged.error == "SignatureInvalid", forged.err
