@@ -38,6 +38,12 @@ GPUS = 2
 # containers get their cgroups read-only; in a folder of packages, where it is no change of a site
 CONTAINER = f'[Service]\nExecStartPre=/bin/sh -c "{REMOUNT.replace("$", "$$")}"\n'
 DEVICES = "".join(f"c /dev/nvidia{n} 0666 root root - 195:{n}\n" for n in range(GPUS))
+# ignores the signal that Slurm sends first
+HANGS = """#!/bin/sh
+echo '{"node": "here"}'
+trap "" TERM
+while :; do sleep 1; done
+"""
 CASES = "kimi-k2/*"
 JUDGE = ("gate", "run", "sglang-k2", "--only", "parsers", "--case", CASES, "--offline", "--json")
 PYTHON = f"PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={ROOT} {sys.executable} -m pipeline"
@@ -154,6 +160,8 @@ def prepare(node: Node, tmp: Path) -> None:
         encoding="utf-8",
     )
     program.chmod(0o755)
+    (parts / "usr/local/bin/hangs").write_text(HANGS, encoding="utf-8")
+    (parts / "usr/local/bin/hangs").chmod(0o755)
     node.put(parts, "/")
     # environments without torch are those of parsers and templates, and small
     copied = 'for facts in $(grep -l \'"torch": ""\' /srv/store/gate/environments/*/facts.json); do'
@@ -238,11 +246,6 @@ def test_a_node_that_loses_its_power_loses_and_doubles_nothing(cluster: Cluster)
 
 
 def test_a_job_that_hangs_ends_at_its_limit_and_is_named(cluster: Cluster) -> None:
-    for node in cluster.site.fleet.nodes:
-        text = '#!/bin/sh\necho \'{"node": "here"}\'\ntrap "" TERM\nwhile :; do sleep 1; done\n'
-        node.shell(
-            f"printf %s {json.dumps(text)} > /usr/local/bin/hangs; chmod 755 /usr/local/bin/hangs"
-        )
     words = ("--node-command", "/usr/local/bin/hangs", "--time-limit", "1m", "--chunk", "100")
     result, _ = cluster.chunked("/srv/hung", *words)
     assert {case["verdict"] for case in result["cases"]} == {"unknown"}
