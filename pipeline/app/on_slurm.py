@@ -55,8 +55,9 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # `--export` stands in the arguments because SLURM_EXPORT_ENV of an outer job would be inherited.
 _OF_SITE = ("SLURM_CONF", "SLURM_ACCOUNT", "SLURM_QOS", "SLURM_RESERVATION")
 _HINT = "`sinfo` shows partitions and nodes; docs/slurm.md lists what a node needs."
-# 128 + SIGTERM: what srun ends with at the time limit of its job, and when somebody cancelled it.
-_TERMINATED = 143
+# 128 + SIGTERM or SIGKILL: what srun ends with at the time limit of its job, the second where the
+# job ignores the first; also when somebody cancelled it or its memory was used up.
+_TERMINATED = (143, 137)
 
 
 @dataclass(frozen=True)
@@ -244,8 +245,10 @@ class Chunk:
                     got |= {reply.key: answer} if answer.case == left[reply.key].name else {}
         if wrong:
             return got, wrong, True
-        if process.returncode == _TERMINATED:
-            wrong = f"ended on {node} by its limit of {order.minutes} min, or was cancelled"
+        if process.returncode in _TERMINATED:
+            wrong = (
+                f"ended on {node} by its limit of {order.minutes} min, or was cancelled or killed"
+            )
             return got, wrong, True
         if about and about != mine:
             other = [what for what in mine if about.get(what) != mine[what]]

@@ -209,13 +209,17 @@ def test_a_node_that_dies_in_the_middle_leaves_what_it_answered(slurm: FakeSlurm
     assert {answer.ended for answer in slurm.ask("a", "b").values()} == {"called"}
 
 
-def test_a_job_that_its_limit_ended_is_named_and_not_tried_again(slurm: FakeSlurm) -> None:
-    slurm.behave("begin()\nif len(keys) == 1: honest()\nelse: sys.exit(143)")
+# the second where it ignores SIGTERM
+@pytest.mark.parametrize("code", [143, 137])
+def test_a_job_that_its_limit_ended_is_named_and_not_tried_again(
+    slurm: FakeSlurm, code: int
+) -> None:
+    slurm.behave(f"begin()\nif len(keys) == 1: honest()\nelse: sys.exit({code})")
     answers = slurm.ask("a", "b", "c", time_limit_s=60.0)
     ended = sorted(answer.ended for answer in answers.values())
     assert (ended, len(slurm.calls)) == (["called", "died", "died"], 2)
     lost = next(answer for answer in answers.values() if answer.ended == "died")
-    assert "ended on node1 by its limit of 1 min, or was cancelled" in lost.message
+    assert "ended on node1 by its limit of 1 min, or was cancelled or killed" in lost.message
 
 
 def test_endless_output_is_stopped_its_job_cancelled_and_not_asked_again(
