@@ -245,7 +245,8 @@ class Chunk:
                     got |= {reply.key: answer} if answer.case == left[reply.key].name else {}
         if wrong:
             return got, wrong, True
-        if process.returncode in _TERMINATED:
+        # srun may also end with 0 at the limit: it waited for the step in vain
+        if process.returncode in _TERMINATED or time.monotonic() > deadline - _GRACE_S:
             wrong = (
                 f"ended on {node} by its limit of {order.minutes} min, or was cancelled or killed"
             )
