@@ -24,7 +24,7 @@ from pipeline.artifacts.attest.keys import LocalSigner, make_private_key
 from pipeline.core.errors import AddressUnusable
 from pipeline.core.model import sha256_of
 from tests.testbed.apt_repository import new_repository, nvidia_packages
-from tests.testbed.hub import test_hub
+from tests.testbed.hub import test_hub as small_hub
 from tests.testbed.signer import new_signer
 from tests.unit.support import ROOT, Command, Ended, make_checkout, make_wheel
 
@@ -410,8 +410,10 @@ def with_weights(site: Path, sm120: Command, monkeypatch: pytest.MonkeyPatch) ->
     spec = {"name": "little", "repository": "org/little", "format": "safetensors", "quant": "bf16"}
     path = site / "code" / "lockfiles" / "weights" / "little.yaml"
     path.parent.mkdir(parents=True)
-    path.write_text(yaml.safe_dump({**spec, "about": "A small set."}))
-    with test_hub() as hub:
+    path.write_text(
+        yaml.safe_dump({**spec, "about": "A small set of weights to try the commands on."})
+    )
+    with small_hub() as hub:
         hub.add("org/little", {"config.json": b"{}", "model.safetensors": bytes(range(256)) * 400})
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         assert sm120("--checkout", site / "code", "weights", "lock", "little").code == 0
@@ -483,11 +485,10 @@ def test_packages_of_hosts_come_with_the_signed_index_that_lists_them(
         assert debs < {path.name for path in there.root.rglob("*.deb")}
         assert open_it().code == 0
         # an index of tomorrow that no longer lists what is locked today
-        (there.root / next(iter(sorted(debs)))).unlink()
         gone = new_repository(site / "other", signer, nvidia_packages()[:1])
         moved = make("--repository", f"{system}={gone.root}", "--keyring", gone.keyring)
         assert (moved.error, "no longer lists it" in moved.err) == ("LockStale", True), moved.err
-    with new_signer("stranger@example.invalid") as other:
-        wrong = new_repository(site / "forged", other, nvidia_packages())
-        forged = make("--repository", f"{system}={wrong.root}", "--keyring", there.keyring)
-        assert forged.error == "SignatureInvalid", forged.err
+        with new_signer("stranger@example.invalid") as other:
+            wrong = new_repository(site / "forged", other, nvidia_packages())
+            forged = make("--repository", f"{system}={wrong.root}", "--keyring", there.keyring)
+            assert forged.error == "SignatureInvalid", forged.err
