@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +19,9 @@ MODELS = json.dumps({"data": [{"id": "tiny"}]}).encode()
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("engine_host", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # not imported: its compiled form would lie in the role, and travel with the collection
+    module = ModuleType("engine_host")
+    exec(compile(SCRIPT.read_text(encoding="utf-8"), str(SCRIPT), "exec"), module.__dict__)
     monkeypatch.setattr(module, "HOME", tmp_path)
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
     return module
