@@ -500,10 +500,18 @@ def unbundle(
             f"Take it to such a machine, or name it: --for {manifest.platform}.",
         )
     _check(folder, manifest)
-    names = _keep(workspace, folder)
     place = folder
     if output is not None:
         place = Path(os.path.abspath(output))  # noqa: PTH100 -- links stay as they are
+        whole = Path(os.path.abspath(folder))  # noqa: PTH100
+        if {place, *place.parents} & {whole}:
+            raise StoreUnwritable(f"{place}: is in the bundle itself", "Name another folder.")
+        packed = next(file for file in manifest.files if file.path == _CHECKOUT)
+        is_there = is_whole(place / _CHECKOUT, packed.sha256, packed.size_bytes)
+        if (place / "checkout").exists() and not is_there:
+            # whoever works in it would lose that, or find two commits mixed
+            fault = f"{place / 'checkout'}: is not of this bundle"
+            raise StoreUnwritable(fault, "Name a new folder.")
         total = sum(file.size_bytes for file in manifest.files)
         need_space_for_copies(folder, place, total)
         with log.step(f"Writing {place}"), log.progress("written", total) as bar:
@@ -522,12 +530,18 @@ def unbundle(
                             raise BundleDamaged(f"{folder / file.path}: changed while it was read")
                         os.replace(partial_, target)
                 bar.advance(file.size_bytes)
-        (place / "checkout").mkdir(exist_ok=True)
-        tar = proc.find_tool("tar", "It unpacks the checkout.")
-        words = ["--extract", "--no-same-owner", "--file", str(place / _CHECKOUT)]
-        done = proc.read([tar, *words, "--directory", str(place / "checkout")])
-        if done.returncode:
-            raise StoreUnwritable(f"{place / _CHECKOUT}: {proc.last_line(done.stderr.decode())}")
+        if not (place / "checkout").exists():
+            half = place / ".checkout.partial"
+            remove_tree(half)
+            half.mkdir()
+            tar = proc.find_tool("tar", "It unpacks the checkout.")
+            words = ["--extract", "--no-same-owner", "--file", str(place / _CHECKOUT)]
+            done = proc.read([tar, *words, "--directory", str(half)])
+            if done.returncode:
+                reason = proc.last_line(done.stderr.decode(errors="replace"))
+                raise StoreUnwritable(f"{place / _CHECKOUT}: {reason}")
+            half.rename(place / "checkout")
+    names = _keep(workspace, folder)
     signers = {key.name for opened in judged.believed for key in opened.keys}
     return Unbundled(manifest, place, names, ", ".join(sorted(signers)))
 

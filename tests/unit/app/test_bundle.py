@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -397,6 +399,11 @@ def test_a_checked_bundle_is_served_as_an_index_a_mirror_and_a_hub(usb: Path, si
         assert "/mirror/thing-1.0-py3-none-any.whl#sha256=" in page
         wheel = usb / "mirror" / "thing-1.0-py3-none-any.whl"
         assert get("/mirror/thing-1.0-py3-none-any.whl") == wheel.read_bytes()
+        # a client that is not ours
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--isolated", "--quiet"]
+        pip += ["--disable-pip-version-check", "--index-url", f"{hub.endpoint}/simple/"]
+        subprocess.run([*pip, "--dest", str(site / "got"), "thing"], check=True)
+        assert (site / "got" / wheel.name).read_bytes() == wheel.read_bytes()
         for path in ("/mirror/../bundle.json", "/plan/plan.yaml", "/simple/other/"):
             with pytest.raises(urllib.error.HTTPError):
                 get(path)
@@ -492,3 +499,40 @@ def test_packages_of_hosts_come_with_the_signed_index_that_lists_them(
             wrong = new_repository(site / "forged", other, nvidia_packages())
             forged = make("--repository", f"{system}={wrong.root}", "--keyring", there.keyring)
             assert forged.error == "SignatureInvalid", forged.err
+
+
+def test_a_place_is_never_the_bundle_itself_nor_a_checkout_of_another_one(
+    usb: Path, open_it: Callable[..., Ended], make: Callable[..., Ended], site: Path
+) -> None:
+    inside = open_it("--output", usb / "place")
+    assert (inside.error, "is in the bundle itself" in inside.err) == ("StoreUnwritable", True)
+    assert open_it("--output", site / "place").code == 0
+    edited = site / "place" / "checkout" / "lockfiles" / "mine.txt"
+    edited.write_text("x")
+    assert open_it("--output", site / "place").code == 0
+    (site / "code" / "new.txt").write_text("x")
+    commit(site / "code")
+    assert make().code == 0
+    other = open_it("--output", site / "place")
+    assert (other.error, "is not of this bundle" in other.err) == ("StoreUnwritable", True)
+    assert edited.read_text() == "x"
+
+
+def test_ctrl_c_leaves_nothing_that_looks_whole_and_the_same_command_goes_on(
+    site: Path, make: Callable[..., Ended], open_it: Callable[..., Ended]
+) -> None:
+    code = "import time; from pipeline.app import bundle; from pipeline.cli import main\n"
+    code += "def wait(*_):\n    print('waits', flush=True); time.sleep(60)\n"
+    code += "bundle.collect_own_tool = wait; main.main()"
+    words = ["--checkout", site / "code", "--store", site / "store", "bundle"]
+    words += [site / "home" / "plan.yaml", "--output", site / "usb", "--mirror", site / "mirror"]
+    command = [sys.executable, "-c", code, *map(str, words)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    assert not (site / "usb" / MANIFEST).exists()
+    assert open_it().code == 10
+    assert make().code == 0
+    assert open_it().code == 0
