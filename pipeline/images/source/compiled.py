@@ -29,7 +29,6 @@ from pipeline.images.source import objects as object_cache
 from pipeline.images.source.archive import add_files, apply_patches, unpack_source
 from pipeline.images.source.objects import ObjectCounts
 from pipeline.images.source.outputs import MachineCode, declared_outputs, judge_outputs
-from pipeline.images.source.shared import SharedObjects
 from pipeline.images.source.toolchain import NOT_HERE, unpacked_root
 from pipeline.images.spec.checkout import Checkout
 
@@ -113,6 +112,9 @@ def compile_tree(compiler: Compiler, plan: TreePlan) -> LayerRecord:
             for folder in folders.values():
                 folder.mkdir()
             _bring_source(compiler, plan, folders[SOURCE])
+            # late: an HTTP client, which a build with nothing to compile need not load
+            from pipeline.images.source.shared import SharedObjects
+
             shared = (
                 SharedObjects(compiler.object_cache, scratch / "shared", plan) if shares else None
             )

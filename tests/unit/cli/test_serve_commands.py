@@ -349,7 +349,7 @@ def test_another_host_is_named_in_the_attempt_and_in_what_to_type_next(
     def connected(*given: object) -> Iterator[NearTunnel]:
         yield tunnel
 
-    monkeypatch.setattr(on_host_module, "_connected", connected)
+    monkeypatch.setattr(on_host_module, "connected", connected)
     monkeypatch.setattr(on_host_module, "find_remote_site", lambda *given: (site, world.engine))
     world.recipe("tiny-cpu")
     done = world.sm120("serve", "tiny-cpu", "--on", "gpu1")

@@ -74,7 +74,9 @@ def make_gate(tmp_path: Path) -> ImageGate:
     spec: Any = SimpleNamespace(name="tiny", patches=None)
     plan: Any = SimpleNamespace(spec=spec, platform="linux/amd64", key="k")
     checkout = SimpleNamespace(folder=lambda name: tmp_path, other_series=lambda spec: {})
-    context: Any = SimpleNamespace(store=open_store(tmp_path / "store"), checkout=checkout)
+    context: Any = SimpleNamespace(
+        store=open_store(tmp_path / "store"), checkout=checkout, ask=None
+    )
     asked = {"smem-decode": {"decode": {"reference": "decode-attention", "outputs": ["o"]}}}
     (tmp_path / "gates").mkdir()
     (tmp_path / "gates" / "numerics.yaml").write_text(json.dumps(asked))
