@@ -243,6 +243,7 @@ def tests(session: nox.Session) -> None:
     """Lint, then all tests: what CI runs (after --: pytest alone)."""
     if session.posargs:
         return run_pytest(session)
+    environment("lint")  # now: below, two would make it at once
     with ThreadPoolExecutor() as pool:
         # beside lint one process compiles all tests, which each of the test processes would do
         collect = ("pytest", "--collect-only", "-p", "no:terminal", "-o", "addopts=", "tests")
