@@ -160,7 +160,7 @@ def render_systemd(launch: Launch, target: LaunchTarget) -> str:
     lines = [
         f"# {name}.service: into /etc/systemd/system;",
         f"# then `systemctl daemon-reload` and `systemctl enable --now {name}`.",
-        *_unit(launch),
+        *_unit(launch, target),
         f"After=network-online.target{' docker.service' if is_docker else ''}",
         "Wants=network-online.target",
         *(["Requires=docker.service"] if is_docker else []),
@@ -178,9 +178,13 @@ def render_systemd(launch: Launch, target: LaunchTarget) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _unit(launch: Launch) -> list[str]:
+def _unit(launch: Launch, target: LaunchTarget) -> list[str]:
     about = f"{launch.model} by {launch.engine}"
-    return ["[Unit]", f"Description={about.replace('%', '%%')}"]
+    lines = ["[Unit]", f"Description={about.replace('%', '%%')}"]
+    if target.deployed:
+        # the role health writes it after an Xid that leaves a card unusable
+        lines += ["After=sm120-health.service", "ConditionPathExists=!/run/sm120/out-of-service"]
+    return lines
 
 
 def render_quadlet(launch: Launch, target: LaunchTarget) -> str:
@@ -202,7 +206,7 @@ def render_quadlet(launch: Launch, target: LaunchTarget) -> str:
     lines = [
         f"# {name}.container: into /etc/containers/systemd, or ~/.config/containers/systemd;",
         f"# then `systemctl daemon-reload` and `systemctl start {name}`.",
-        *_unit(launch),
+        *_unit(launch, target),
         "",
         # only keys of Podman 4.4: later ones have keys for some of PodmanArgs
         "[Container]",

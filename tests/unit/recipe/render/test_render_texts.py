@@ -543,6 +543,10 @@ def test_a_deployed_unit_is_found_again_rotates_its_log_and_always_comes_back(
     found = [line.strip().removesuffix(" \\") for line in rendered.splitlines()]
     assert [line for line in lines if line not in found] == []
     assert "Restart=always" in found
+    # a host that the role health took out of service does not start it
+    out = "ConditionPathExists=!/run/sm120/out-of-service"
+    assert out in found
+    assert out not in render_launch(small_launch(), TARGET, format_name)
     assert "Restart=on-failure" in render_launch(small_launch(), TARGET, format_name)
 
 
