@@ -68,6 +68,8 @@ echo '{USER}:{PASSWORD}' | chpasswd --crypt-method SHA512
 chmod 755 /usr/sbin/node-init /usr/sbin/update-grub
 mv /usr/sbin/zip_code.py /usr/lib/python3/dist-packages/
 echo 'import zip_code' > /usr/lib/python3/dist-packages/zip_code.pth
+# now: a test compares what check mode leaves on a fresh node
+python3 -m compileall -q /usr/lib/python3/dist-packages/zip_code.py
 for tool in modprobe lsmod; do
     dpkg-divert --quiet --local --rename --divert /sbin/$tool.real --add /sbin/$tool
     printf '#!/bin/sh\\n# stand-in: this node has no kernel of its own\\n' > /sbin/$tool
