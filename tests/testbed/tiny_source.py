@@ -29,7 +29,7 @@ from pipeline.images.spec.image import CompiledSpec
 from pipeline.images.spec.source import SourceSpec
 from tests import makers
 from tests.testbed.deb_file import Item, control, deb_bytes, tar
-from tests.testbed.packages import CannotHave
+from tests.testbed.packages import CannotHave, ensure_debian_packages
 
 SHELL = "sh env cat cp mkdir sleep date uname nproc dd ls sort id touch rm ln seq head true"
 COMPILER = f"gcc as ccache {platform.machine()}-linux-gnu-objdump"
@@ -69,6 +69,8 @@ def toolchain_deb(mirror: Path, *, compiler: bool = False) -> Path:
     """A .deb of a shell with the usual programs, and of a C compiler with ccache."""
     names = SHELL.split()
     if compiler:
+        if not shutil.which("ccache", path="/usr/bin:/bin"):
+            ensure_debian_packages(["ccache"])
         asked = ["gcc", "-print-prog-name=cc1"]
         cc1 = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
         names += [*COMPILER.split(), cc1]
