@@ -20,8 +20,13 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ValidationError
 
 from pipeline.app.hosts import Fleet, PlayMode
-from pipeline.app.recipes import RenderRequest, all_overrides, image_digest, recipes_of
-from pipeline.app.recipes import render_recipe as render_unit
+from pipeline.app.recipes import (
+    RenderRequest,
+    all_overrides,
+    image_digest,
+    recipes_of,
+    render_recipe,
+)
 from pipeline.app.registry import open_registry
 from pipeline.app.serve import cuda_branch
 from pipeline.app.verify import VerifyRequest, verify_artifact
@@ -176,7 +181,7 @@ def plan_deploy(workspace: Workspace, request: DeployRequest) -> EngineRecord:
         platform=request.platform,
         unit=UnitSettings(metrics=request.metrics),
     )
-    rendered, name = render_unit(workspace, rendering), container_name(recipe.name)
+    rendered, name = render_recipe(workspace, rendering), container_name(recipe.name)
     # on one host there is one text
     (unit,) = rendered.texts().values()
     assert isinstance(rendered.body, dict)

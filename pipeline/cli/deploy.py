@@ -15,10 +15,9 @@ from pipeline.cli import options
 from pipeline.cli.hosts import FOR_ANSIBLE, fleet_of, play_options
 from pipeline.cli.options import ANY_PATH, EXISTING_FILE, flag_option
 from pipeline.cli.output import say_json
+from pipeline.cli.serve import skip_preflight_option, timeout_option
 from pipeline.core import log
 from pipeline.core.files import write_bytes
-from pipeline.serving.serve.attempts import START_S
-from pipeline.serving.serve.preflight import CHECKS
 
 
 @click.command(context_settings=FOR_ANSIBLE)
@@ -63,27 +62,14 @@ from pipeline.serving.serve.preflight import CHECKS
     metavar="N|N%",
     help="Hosts at a time after the first [default: 25%].",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.IntRange(1),
-    default=int(START_S),
-    help="Seconds to wait for the first answer.",
-)
+@timeout_option
 @click.option(
     "--smoke",
     type=click.Choice(["short", "whole", "none"]),
     default="short",
     help="Prove it by the first rungs of the smoke test in small steps, by all, or by its health.",
 )
-@click.option(
-    "--skip-preflight",
-    "skipped",
-    type=click.Choice([*CHECKS]),
-    multiple=True,
-    metavar="CHECK",
-    help=f"Leave a check of the hosts out: {', '.join(CHECKS)}. Repeatable.",
-)
+@skip_preflight_option
 @flag_option("--absent", help="Remove unit, container and record from the hosts.")
 @flag_option("--remove-weights", help="With --absent: remove the weights, too.")
 @options.trust_option

@@ -23,6 +23,23 @@ if TYPE_CHECKING:
     from pipeline.artifacts.containers.container_engine import Wanted
 
 _SHORT_FAILURE = 60
+# of `host deploy`, too
+timeout_option = click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.IntRange(1),
+    default=int(START_S),
+    help="Seconds to wait for the first answer.",
+)
+skip_preflight_option = click.option(
+    "--skip-preflight",
+    "skipped",
+    type=click.Choice([*CHECKS]),
+    multiple=True,
+    # all of them in one word would be wider than a terminal
+    metavar="CHECK",
+    help=f"Leave a check of the machine out: {', '.join(CHECKS)}. Repeatable.",
+)
 
 
 @query
@@ -41,22 +58,8 @@ _SHORT_FAILURE = 60
 @options.engine_option
 @options.on_options
 @options.hosts_option
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.IntRange(1),
-    default=int(START_S),
-    help="Seconds to wait for the first answer.",
-)
-@click.option(
-    "--skip-preflight",
-    "skipped",
-    type=click.Choice([*CHECKS]),
-    multiple=True,
-    # all of them in one word would be wider than a terminal
-    metavar="CHECK",
-    help=f"Leave a check of the machine out: {', '.join(CHECKS)}. Repeatable.",
-)
+@timeout_option
+@skip_preflight_option
 @flag_option(
     "--context-ladder",
     help="Start with one context after the other, test each, and keep the last good one.",
