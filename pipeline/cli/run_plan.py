@@ -120,6 +120,6 @@ def run_command(
             )
     failed = [each.stage.name for each in results if each.state == "failed"]
     if failed:
-        out = sum(each.state == "left out" for each in results)
-        more = f"; {log.count(out, 'stage')} that need{'s' if out == 1 else ''} them left out"
-        raise PlanFailed(f"{path.name}: {', '.join(failed)} failed{more if out else ''}")
+        out = [each.stage.name for each in results if each.state == "left out"]
+        more = f"; left out: {', '.join(out)}" if out else ""
+        raise PlanFailed(f"{path.name}: {', '.join(failed)} failed{more}")
