@@ -161,6 +161,8 @@ def run(root: Path, options: argparse.Namespace) -> list[RoomReport]:
 def main() -> int:
     """Exit code 0 where enough were found, 1 where not, 2 where nothing could be judged."""
     options = arguments()
+    # a shell starts what runs in its background with SIGINT ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         reports = run(ROOT, options)
