@@ -10,6 +10,7 @@ import secrets
 import select
 import shutil
 import stat
+import sys
 import tempfile
 import threading
 import zlib
@@ -246,6 +247,29 @@ def gunzipped(pieces: Iterable[bytes], most_at_once: int) -> Iterator[bytes]:
         yield rest
     if is_begun and not engine.eof:
         raise EOFError("a gzip member is cut off")
+
+
+def unpacked_zstd(pieces: Iterable[bytes], most_at_once: int) -> Iterator[bytes]:
+    """Unpacks zstd frames in a row, a bounded piece at a time; EOFError where one is cut off."""
+    # not at the top: only layers of foreign bases are packed so
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    # a frame may ask for a window of gigabytes; 128 MiB is what `zstd` itself takes without --long
+    limits: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 27}
+    engine, is_begun = zstd.ZstdDecompressor(options=limits), False
+    try:
+        for data in pieces:
+            while data or not (engine.eof or engine.needs_input):
+                engine = zstd.ZstdDecompressor(options=limits) if engine.eof else engine
+                is_begun = True
+                yield engine.decompress(data, most_at_once)
+                data = engine.unused_data if engine.eof else b""
+    except zstd.ZstdError as error:
+        raise zlib.error(str(error)) from error
+    if is_begun and not engine.eof:
+        raise EOFError("a zstd frame is cut off")
 
 
 @contextmanager

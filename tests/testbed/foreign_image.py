@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import sys
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,9 @@ from tests.testbed.tiny_registry import TinyRegistry, digest_of
 
 OCI = "application/vnd.oci.image"
 DOCKER = "application/vnd.docker"
-GZIP_LAYER, PLAIN_LAYER = f"{OCI}.layer.v1.tar+gzip", f"{OCI}.layer.v1.tar"
+GZIP_LAYER, ZSTD_LAYER, PLAIN_LAYER = (
+    f"{OCI}.layer.v1.tar{form}" for form in ("+gzip", "+zstd", "")
+)
 REPOSITORY = "team/base"
 PASSWD = b"root:x:0:0:root:/root:/bin/sh\napp:x:1001:1002::/home/app:/bin/sh\n"
 
@@ -76,6 +79,22 @@ class Layer:
 
 def gzipped(tar: bytes, media_type: str = GZIP_LAYER) -> Layer:
     return Layer(gzip.compress(tar, mtime=0), digest_of(tar), media_type)
+
+
+def zstd_packed(tar: bytes, *, frames: int = 1, window_log: int = 20) -> Layer:
+    """A layer as newer builders write it; zstd:chunked has a skippable frame behind the others."""
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    options: dict[int, int] = {zstd.CompressionParameter.window_log: window_log}
+    size = -(-len(tar) // frames)
+    parts = [tar[at : at + size] for at in range(0, len(tar), size)]
+    engines = [zstd.ZstdCompressor(options=options) for _ in parts]
+    # in two steps, so that the frame names its window and not the size of what it holds
+    blob = b"".join(e.compress(p) + e.flush() for e, p in zip(engines, parts, strict=True))
+    skippable = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"table"
+    return Layer(blob + skippable, digest_of(tar), ZSTD_LAYER)
 
 
 def layer_of(*things: Thing) -> Layer:

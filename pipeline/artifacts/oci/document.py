@@ -21,10 +21,14 @@ OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
 # The config of an artifact that needs none.
 OCI_EMPTY = "application/vnd.oci.empty.v1+json"
 LayerType = Literal[
-    "application/vnd.oci.image.layer.v1.tar+gzip", "application/vnd.oci.image.layer.v1.tar"
+    "application/vnd.oci.image.layer.v1.tar+gzip",
+    "application/vnd.oci.image.layer.v1.tar+zstd",
+    "application/vnd.oci.image.layer.v1.tar",
 ]
 GZIP_LAYER: LayerType = "application/vnd.oci.image.layer.v1.tar+gzip"
-PLAIN_LAYER: LayerType = "application/vnd.oci.image.layer.v1.tar"  # only ever of a foreign base
+# these two only ever of a foreign base: we write gzip, which every Docker reads
+ZSTD_LAYER: LayerType = "application/vnd.oci.image.layer.v1.tar+zstd"
+PLAIN_LAYER: LayerType = "application/vnd.oci.image.layer.v1.tar"
 # Docker Hub still serves many images by these names; their layers are the same.
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.artifacts.oci.document import GZIP_LAYER
+from pipeline.artifacts.oci.document import GZIP_LAYER, ZSTD_LAYER
 from pipeline.artifacts.oci.record import FileRow
 from pipeline.core.errors import CorruptArchive, HostileArchive, StoreDamaged
-from pipeline.core.files import gunzipped
+from pipeline.core.files import gunzipped, unpacked_zstd
 
 BLOCK = 512
 END = b"\0" * (2 * BLOCK)
@@ -225,7 +225,7 @@ class TarStream:
         except zlib.error as error:
             raise CorruptArchive(f"{self._name}: cannot be inflated ({error})") from error
         except EOFError as error:
-            raise CorruptArchive(f"{self._name}: its gzip stream ends too early") from error
+            raise CorruptArchive(f"{self._name}: its compressed stream ends too early") from error
         # of the tar as it is, not of what we understand: that is how diffIDs are defined
         self._sha.update(self._buffer)
         self.unpacked_bytes += len(self._buffer)
@@ -248,7 +248,10 @@ def open_layer(
 
     try:
         with blob.open("rb") as handle:
-            is_gzip = media_type == GZIP_LAYER
-            yield TarStream(gunzipped(packed(), _CHUNK_BYTES) if is_gzip else packed(), name)
+            unpacked = packed()
+            if media_type in (GZIP_LAYER, ZSTD_LAYER):
+                unpack = gunzipped if media_type == GZIP_LAYER else unpacked_zstd
+                unpacked = unpack(unpacked, _CHUNK_BYTES)
+            yield TarStream(unpacked, name)
     except FileNotFoundError as error:
         raise StoreDamaged(f"{name}: not in the store") from error

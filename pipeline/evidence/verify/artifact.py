@@ -17,6 +17,7 @@ from pipeline.artifacts.oci.document import (
     OCI_INDEX,
     OCI_MANIFEST,
     PLAIN_LAYER,
+    ZSTD_LAYER,
     Descriptor,
     Document,
     read_document,
@@ -208,9 +209,9 @@ def make_artifact(title: str, manifest: Document, config: bytes) -> Artifact:
     layers = manifest.layers
     if len(diff_ids) != len(layers):
         raise EvidenceBroken(f"{title}: {len(layers)} layers, but {len(diff_ids)} in its config")
-    # zstd and foreign layers are other people's: the builder writes none
+    # others cannot be unpacked: of layers that may not be redistributed no bytes are here
     for layer in layers:
-        if layer.media_type not in (GZIP_LAYER, PLAIN_LAYER):
+        if layer.media_type not in (GZIP_LAYER, ZSTD_LAYER, PLAIN_LAYER):
             raise EvidenceBroken(f"{title}: the layer {layer.digest} is a {layer.media_type}")
     return Artifact(
         title=title,

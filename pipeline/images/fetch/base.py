@@ -37,6 +37,7 @@ _ELSEWHERE = (
 # The same bytes by Docker's names and by OCI's.
 _LAYERS: dict[str, oci.LayerType] = {
     oci.GZIP_LAYER: oci.GZIP_LAYER,
+    oci.ZSTD_LAYER: oci.ZSTD_LAYER,
     oci.PLAIN_LAYER: oci.PLAIN_LAYER,
     oci.DOCKER_GZIP_LAYER: oci.GZIP_LAYER,
     oci.DOCKER_PLAIN_LAYER: oci.PLAIN_LAYER,
@@ -91,7 +92,7 @@ class Bases:
                 layer.media_type,
             )
             what = f"{base}: the layer {layer.digest} is a {without_controls(kind)}"
-            # only gzip and plain tar are read; others cannot be checked
+            # what cannot be unpacked cannot be checked
             if media_type is not None and size:
                 pin = LayerPin(
                     digest=layer.digest, diff_id=diff_id, size_bytes=size, media_type=media_type
@@ -99,12 +100,6 @@ class Bases:
                 layers.append(pin)
             elif "foreign" in kind or "nondistributable" in kind:
                 raise errors.BaseUnusable(f"{what}, which registries may not distribute")
-            elif kind.endswith("zstd"):
-                raise errors.BaseUnusable(
-                    f"{what}; zstd is not supported, and Docker before 23 cannot run it",
-                    "Copy the image with gzip layers (skopeo copy --dest-compress-format gzip …)"
-                    " and name the copy's digest.",
-                )
             else:
                 raise errors.BaseUnusable(f"{what} of {size} bytes, which is not supported")
         return BasePin(

@@ -35,6 +35,7 @@ from tests.testbed.foreign_image import (
     PLAIN_LAYER,
     REPOSITORY,
     SETTINGS,
+    ZSTD_LAYER,
     ForeignImage,
     Layer,
     Thing,
@@ -45,6 +46,7 @@ from tests.testbed.foreign_image import (
     link,
     system_layer,
     tar_of,
+    zstd_packed,
 )
 
 
@@ -398,6 +400,14 @@ def test_plain_layers_and_dockers_names_are_taken(tmp_path: Path) -> None:
     assert kinds == [oci, f"{oci}+gzip", f"{oci}+gzip"]
 
 
+def test_zstd_layers_are_read_and_stay_as_they_are(tmp_path: Path) -> None:
+    packed = zstd_packed(tar_of(Thing("etc/a", b"a")), frames=2)
+    built, store = built_on(tmp_path, foreign_image(system_layer(), packed))
+    layers = json.loads(store.read_blob(built.digest))["layers"]
+    assert layers[1]["mediaType"] == packed.media_type
+    assert store.read_blob(layers[1]["digest"]) == packed.blob
+
+
 def test_one_layer_twice_is_one_blob(tmp_path: Path) -> None:
     layer = layer_of(Thing("etc/a", b"a"))
     built, _ = built_on(tmp_path, foreign_image(layer, layer))
@@ -433,6 +443,17 @@ BAD_TAR = tar_of(Thing("etc/a", b"a" * 2000))
             "cannot be inflated",
         ),
         (gzipped(BAD_TAR + b"more".ljust(512)), CorruptArchive, "bytes follow"),
+        (replace(gzipped(BAD_TAR), media_type=ZSTD_LAYER), CorruptArchive, "cannot be inflated"),
+        (
+            replace(zstd_packed(BAD_TAR), blob=zstd_packed(BAD_TAR).blob[:-20]),
+            CorruptArchive,
+            "ends too early",
+        ),
+        (
+            replace(zstd_packed(BAD_TAR), diff_id="sha256:" + "1" * 64),
+            BaseUnusable,
+            ", but its config names",
+        ),
         (
             replace(gzipped(BAD_TAR), diff_id="sha256:" + "1" * 64),
             BaseUnusable,

@@ -187,7 +187,7 @@ def typed(kind: str) -> Layer:
             typed("application/vnd.docker.image.rootfs.foreign.diff.tar.gzip"),
             "registries may not distribute",
         ),
-        (typed(f"{OCI}.layer.v1.tar+zstd"), "zstd is not supported"),
+        (typed(f"{OCI}.layer.nondistributable.v1.tar+zstd"), "registries may not distribute"),
         (typed("application/vnd.oci.image.layer.v1.tar+brotli"), "not supported"),
         (typed("text/html"), "not supported"),
         (Layer(b"", "sha256:" + "0" * 64), "of 0 bytes"),

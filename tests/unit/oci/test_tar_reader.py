@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.artifacts.oci.document import GZIP_LAYER
+from pipeline.artifacts.oci.document import GZIP_LAYER, ZSTD_LAYER
 from pipeline.artifacts.oci.record import FileRow
 from pipeline.artifacts.oci.tar_reader import (
     TarStream,
@@ -27,7 +27,7 @@ from pipeline.artifacts.oci.tar_reader import (
 )
 from pipeline.core.errors import CorruptArchive, HostileArchive, StoreDamaged
 from tests.growth import grows_linearly
-from tests.testbed.foreign_image import PLAIN_LAYER, Thing, folder, link, tar_of
+from tests.testbed.foreign_image import PLAIN_LAYER, Thing, folder, link, tar_of, zstd_packed
 
 THINGS = (
     folder("./usr"),
@@ -238,7 +238,7 @@ def test_a_blob_that_is_missing_cut_or_no_gzip_says_so(tmp_path: Path) -> None:
         pass
     packed = gzip.compress(GOOD)
     for data, why in (
-        (packed[: len(packed) // 2], "its gzip stream ends too early"),
+        (packed[: len(packed) // 2], "its compressed stream ends too early"),
         (b"no gzip at all", "cannot be inflated"),
     ):
         blob.write_bytes(data)
@@ -251,6 +251,41 @@ def test_a_blob_that_is_missing_cut_or_no_gzip_says_so(tmp_path: Path) -> None:
     with open_layer(blob, GZIP_LAYER, heard.append) as stream:
         list(stream.entries())
     assert sum(heard) == len(packed)
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_zstd_frames_in_a_row_are_one_layer(tmp_path: Path, frames: int) -> None:
+    far = random.Random(1).randbytes(300_000)
+    data = tar_of(Thing("far", far + far), *THINGS)
+    path = tmp_path / "blob"
+    path.write_bytes(zstd_packed(data, frames=frames).blob)
+    with open_layer(path, ZSTD_LAYER) as stream:
+        assert len(list(stream.entries())) == len(THINGS) + 1
+    assert stream.unpacked_bytes == len(data)
+    assert stream.diff_id == f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def test_a_zstd_layer_that_is_cut_foreign_damaged_or_asks_for_gigabytes_says_so(
+    tmp_path: Path,
+) -> None:
+    blob, data = tmp_path / "blob", tar_of(Thing("x", random.Random(2).randbytes(300_000)))
+    whole = zstd_packed(data).blob
+    flipped = bytearray(whole)
+    flipped[2] ^= 0x01
+    for bad, why in (
+        (whole[: len(whole) // 2], "its compressed stream ends too early"),
+        (whole[:-3], "its compressed stream ends too early"),
+        (bytes(flipped), "cannot be inflated"),
+        (gzip.compress(data), "cannot be inflated"),
+        (whole + b"more", "cannot be inflated|ends too early"),
+        (zstd_packed(data, window_log=28).blob, "cannot be inflated .*too much memory"),
+    ):
+        blob.write_bytes(bad)
+        with (
+            pytest.raises(CorruptArchive, match=f"the layer sha256:blob: {why}"),
+            open_layer(blob, ZSTD_LAYER) as stream,
+        ):
+            list(stream.entries())
 
 
 @pytest.mark.parametrize(
