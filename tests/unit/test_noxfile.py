@@ -198,7 +198,10 @@ def test_ci_makes_one_environment_for_lint_and_all_tests(
 ) -> None:
     ran: list[tuple[str, str]] = []
     monkeypatch.setattr(menu, "run", lambda s, group, *words, **env: ran.append((group, words[0])))
+    made: list[str] = []
+    monkeypatch.setattr(menu, "environment", made.append)
     menu.tests.func(FakeSession())
+    assert made == ["lint"]
     programs = ["ansible-lint", "mypy", "pytest", "pytest", "ruff", "ruff"]
     assert sorted(ran) == [("lint", program) for program in programs]
     test, lint = (set(PIN.findall((menu.LOCKS / f"{g}.txt").read_text())) for g in ("test", "lint"))
