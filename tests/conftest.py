@@ -5,15 +5,20 @@ from __future__ import annotations
 import gc
 import json
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from tests.testbed.packages import CannotHave
 
+Thing = TypeVar("Thing")
 # Seconds of the parts of a run that take longest, on two busy cores; they only set the order.
 DURATIONS = Path(__file__).with_name("durations.json")
 
@@ -68,16 +73,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long files first, so that no process works alone at the end.
 
-    Tests marked `big` run with `--big` only; without it not even their fixtures are set up.
+    Tests marked `big` run with `--big` only; without it not even their fixtures are set up. Of
+    tests marked `share(n)` a run takes n, and with each commit others, so that all have their turn.
     """
     seconds = json.loads(DURATIONS.read_text(encoding="utf-8"))
     items.sort(key=lambda item: -seconds.get(part_of(item.nodeid), 0))
     if config.getoption("--big"):
         return
     skip = pytest.mark.skip(reason="Whole runs one after the other take minutes: run with --big.")
+    shared: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("big"):
             item.add_marker(skip)
+        elif mark := next(item.iter_markers_with_node("share"), None):
+            # a module's mark counts for all its tests, a function's for all that it is given
+            node, (most,) = mark[0], mark[1].args
+            name = item.nodeid.partition("[")[0] if node is item else node.nodeid
+            shared[name, most].append(item)
+    named = any("::" in word for word in config.args)
+    for (_, most), group in shared.items():
+        for item in [] if named else a_share(group, len(group), lambda i: i.nodeid)[most:]:
+            item.add_marker(pytest.mark.skip(reason="With another commit, or with --big."))
+
+
+def a_share(things: Iterable[Thing], most: int, name: Callable[[Thing], str]) -> list[Thing]:
+    """So many of them, in an order that the commit decides."""
+    commit = _commit()
+    return sorted(things, key=lambda t: sha256(commit + name(t).encode()).digest())[:most]
+
+
+@cache
+def _commit() -> bytes:
+    git = ["git", "-C", str(DURATIONS.parent), "rev-parse", "HEAD"]
+    return subprocess.run(git, capture_output=True, check=False).stdout
 
 
 def pytest_collection_finish() -> None:

@@ -81,6 +81,7 @@ def _record() -> object:
         return pool.submit(lambda: asyncio.run(_with(QualityServer(), "record"))).result()
 
 
+@pytest.mark.share(8)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_seen_by_its_part(fault: QualityFault) -> None:
     part = judged(fault, fault.part)
@@ -89,6 +90,7 @@ def test_a_planted_fault_is_seen_by_its_part(fault: QualityFault) -> None:
     assert part.verdict == wanted, part.message
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("manner", SOUND, ids=lambda fault: f"{fault.part}: {fault.name}")
 def test_a_sound_server_passes(manner: QualityFault) -> None:
     found = judged(manner, manner.part)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 
 from pipeline.core import log
@@ -12,6 +14,7 @@ from pipeline.serving.smoke.rungs.memory import MEMORY
 from pipeline.serving.smoke.rungs.speculation import SPECULATION
 from pipeline.serving.smoke.rungs.streams import STREAMS
 from pipeline.serving.smoke.session import Baseline
+from tests.conftest import a_share
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_faults_fresh import FRESH_FAULTS
 from tests.testbed.model_server import Fault, ModelServer
@@ -57,7 +60,8 @@ def _caught(fault: Fault, baseline: Baseline, is_whole: bool) -> tuple[str, str]
 def test_every_planted_fault_is_caught_by_its_rung(
     baseline: Baseline, capsys: pytest.CaptureFixture[str], is_whole: bool
 ) -> None:
-    rows = [(fault.name, fault.rung, *_caught(fault, baseline, is_whole)) for fault in FAULTS]
+    faults = FAULTS if is_whole else a_share(FAULTS, 40, attrgetter("name"))
+    rows = [(fault.name, fault.rung, *_caught(fault, baseline, is_whole)) for fault in faults]
     with capsys.disabled():
         head = ["planted", "should catch it", "caught by", "what it says"]
         print("\n" + log.table(head, [(*row[:3], row[3][:90]) for row in rows]))
@@ -67,10 +71,9 @@ def test_every_planted_fault_is_caught_by_its_rung(
 
 def test_every_fault_that_was_planted_last_is_caught(baseline: Baseline, is_whole: bool) -> None:
     """33 of these 41 were caught before the ladder knew them."""
-    rows = [
-        (fault.name, fault.rung, _caught(fault, baseline, is_whole)[0]) for fault in FRESH_FAULTS
-    ]
-    assert len({row[0] for row in rows}) == 41
+    assert len({fault.name for fault in FRESH_FAULTS}) == 41
+    faults = FRESH_FAULTS if is_whole else a_share(FRESH_FAULTS, 10, attrgetter("name"))
+    rows = [(fault.name, fault.rung, _caught(fault, baseline, is_whole)[0]) for fault in faults]
     assert [row for row in rows if row[1] != row[2]] == []
 
 

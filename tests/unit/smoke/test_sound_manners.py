@@ -20,6 +20,7 @@ def _skipped(result: SmokeResult) -> dict[str, str]:
     return {c.name: c.message for c in checks if c.name not in _ALWAYS}
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize(
     ("manners", "skipped"),
     [

@@ -70,6 +70,7 @@ def failures(name: str, truth: str, defect: str = "") -> int:
     return int(answer["failed"])
 
 
+@pytest.mark.share(30)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("truth", TELLING)
 def test_a_sound_parser_passes(name: str, truth: str) -> None:
@@ -82,6 +83,7 @@ def test_a_sound_parser_passes_every_case(name: str) -> None:
     assert {truth: n for truth in CASES[name] if (n := failures(name, truth))} == {}
 
 
+@pytest.mark.share(60)
 @pytest.mark.parametrize(("name", "defect", "truth"), planted())
 def test_a_planted_defect_is_caught(name: str, defect: str, truth: str) -> None:
     assert failures(name, truth, defect)
