@@ -50,6 +50,7 @@ from pipeline.serving.bench.starts import Started, Starter, measure_starts
 from pipeline.serving.bench.workload import Fixed, Load, Workload, prompt_file, read_workload
 from pipeline.serving.recipe.model import Recipe
 from pipeline.serving.serve.attempts import Begun, ServeOptions
+from pipeline.serving.serve.engine_log import start_phases
 from pipeline.serving.serve.run import (
     ServedStatus,
     attempts_of,
@@ -108,11 +109,16 @@ def measure_server(
                 runs.append(measure_starts(workload, starter, folder, inputs))
         else:
             with _server_of(workspace, recipe, request.target, request.engine, on) as found:
-                (server, served, site), begun = found, None
+                (server, served, site), attempt = found, None
                 if served:
                     # the serve that started it: what it rests on, by digest
                     attempts = attempts_of(workspace.store_to_read()).read().attempts
-                    begun = next((a.begun for a in attempts if a.begun.id == served.attempt), None)
+                    attempt = next((a for a in attempts if a.begun.id == served.attempt), None)
+                begun = attempt.begun if attempt else None
+                inputs = _inputs(workload, recipe, begun, request, site, signing)
+                if attempt and attempt.ends:
+                    kernels = {"kernels": attempt.ends[0].kernels}
+                    inputs = inputs.model_copy(update=kernels)
                 speculates = None
                 if request.no_speculation:
                     speculates = False
@@ -122,7 +128,7 @@ def measure_server(
                     server=server,
                     workload=workload,
                     folder=folder,
-                    inputs=_inputs(workload, recipe, begun, request, site, signing),
+                    inputs=inputs,
                     workers=request.workers,
                     self_test=not request.no_self_test,
                     prompt_file=prompt_file(name, workload),
@@ -312,11 +318,13 @@ def _recipe_starter(
             )
 
         def start() -> Started:
+            begun = new_attempt(job)
             with context.store.in_use():
-                served = serve_launch(containers, context.store, job, new_attempt(job))
+                served = serve_launch(containers, context.store, job, begun)
             url = served.url.removesuffix("/v1")
             server = MeasuredServer(Address.read(url), url, api_headers())
-            return Started(server, served.model, served.seconds)
+            phases = start_phases(attempts_of(context.store).log_path(begun.id))
+            return Started(server, served.model, served.seconds, phases)
 
         def is_served() -> bool:
             # then people may use it

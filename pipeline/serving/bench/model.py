@@ -159,6 +159,18 @@ class Metrics(Frozen):
     # of a start
     ready_s: float | None = None
     start_to_first_token_s: float | None = None
+    # parts of it, as the engine's log has them
+    load_s: float | None = None
+    compile_s: float | None = None
+    tune_s: float | None = None
+    capture_s: float | None = None
+
+
+# Of an engine's start, so that no request tells them.
+OF_A_START = (
+    *("ready_s", "start_to_first_token_s"),
+    *("load_s", "compile_s", "tune_s", "capture_s"),
+)
 
 
 class GpuSeries(Frozen):
@@ -313,6 +325,8 @@ class Inputs(Frozen):
     host: Digest | None = None  # of the statement or file of host facts
     # the host that --on named; left out where there is none, as earlier runs have it
     host_name: str | None = Field(default=None, exclude_if=lambda name: name is None)
+    # which kernels the engine's log names; left out where it names none, as earlier runs have it
+    kernels: list[str] = Field(default=[], exclude_if=lambda names: not names)
     workload: Digest
 
 

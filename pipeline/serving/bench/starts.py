@@ -6,8 +6,8 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,6 +35,7 @@ class Started:
     server: MeasuredServer
     model: str
     ready_s: float  # since the engine was started, without what our own command did before
+    phases: Mapping[str, float] = field(default_factory=dict)  # by the names of metrics
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: I
                 times = {
                     "ready_s": round(up.ready_s, 3),
                     "start_to_first_token_s": round(first_s, 3),
+                    **up.phases,
                 }
                 trials.append(
                     Trial(

@@ -10,7 +10,7 @@ from statistics import fmean
 from pipeline.core.files import sha256_of_file
 from pipeline.serving.bench.foreign import read_foreign
 from pipeline.serving.bench.metrics import interval
-from pipeline.serving.bench.model import BenchRun, CellResult, Interval
+from pipeline.serving.bench.model import OF_A_START, BenchRun, CellResult, Interval
 from pipeline.serving.bench.place import RUN_FILE, requests_digest, run_folder
 from pipeline.serving.bench.record import end_of_rows, read_run
 from pipeline.serving.bench.workload import Fixed
@@ -35,7 +35,7 @@ NUMBERS = (
         for part in _PARTS
     ),
     *("prefill_tok_s.mean", "decode_tok_s.mean", "acceptance_length"),
-    *("joules_per_output_token", "ready_s", "start_to_first_token_s"),
+    *("joules_per_output_token", *OF_A_START),
 )
 
 

@@ -80,6 +80,7 @@ class Ended(Frozen):
         ""
     )
     issues: list[Name] = []  # known ones that were recognised in its log
+    kernels: list[str] = []  # that its log names, of an engine that serves
     seconds: Annotated[float, Field(ge=0)]
     at: Stamp
 

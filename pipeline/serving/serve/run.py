@@ -36,6 +36,7 @@ from pipeline.serving.serve.attempts import (
     attempt_time,
     new_id,
 )
+from pipeline.serving.serve.engine_log import kernel_choices
 from pipeline.serving.serve.health import is_healthy
 from pipeline.serving.serve.preflight import PlannedStart, require_ready, run_checks
 from pipeline.serving.serve.site import HERE, Site
@@ -148,11 +149,14 @@ def kept_attempt(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator
         raise
     finally:
         seconds = round(time.monotonic() - start, 3)
+        log_file = attempts.log_path(begun.id)
+        kernels = kernel_choices(log_file) if outcome == "serving" and log_file.exists() else []
         ended = Ended(
             id=begun.id,
             outcome=outcome,
             failure=failure,
             issues=list(issues),
+            kernels=kernels,
             seconds=seconds,
             at=attempt_time(),
         )

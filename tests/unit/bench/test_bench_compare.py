@@ -100,6 +100,17 @@ def test_changed_inputs_are_named() -> None:
     assert named == {"image": ("", sha256_of(b"new")), "server.settings.tp": ("", "8")}
 
 
+def test_which_kernels_ran_comes_first() -> None:
+    run = read_run(FOLDER)
+    update = {"kernels": ["Using A attention backend", "Using B MoE"], "image": sha256_of(b"new")}
+    other = run.model_copy(update={"inputs": run.inputs.model_copy(update=update)})
+    changes = compare_runs(side_of(run, "a"), side_of(other, "b")).inputs
+    assert [c.name for c in changes] == ["kernels", "image"]
+    assert changes[0].second == "Using A attention backend; Using B MoE"
+    same = side_of(other, "b")
+    assert compare_runs(side_of(other, "a"), same).inputs == []
+
+
 def _faster(run: BenchRun, **cell_changes: object) -> BenchRun:
     """The first cell with ten times the output throughput in every trial."""
     result = run.cells[0]

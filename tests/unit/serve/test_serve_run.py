@@ -86,6 +86,18 @@ def test_what_is_served_is_kept_as_an_attempt_with_all_of_its_digests(store: Sto
     assert engine.created[0].labels["sm120.attempt"] == attempt.begun.id
 
 
+def test_the_kernels_that_a_log_names_are_kept_of_an_engine_that_serves(store: Store) -> None:
+    said = [b"INFO Using TRITON_MLA attention backend out of [..]\n", b"INFO ready\n"]
+    with answering(["tiny"]) as port:
+        todo = job(store, port)
+        serve_launch(FakeEngine(log=said), store, todo, new_attempt(todo))
+    todo = job(store, 1)
+    with pytest.raises(StartFailed):
+        serve_launch(FakeEngine(ends_with=2, log=said), store, todo, new_attempt(todo))
+    kernels = [attempt.ends[0].kernels for attempt in attempts_of(store).read().attempts]
+    assert sorted(kernels) == [[], ["Using TRITON_MLA attention backend"]]
+
+
 def test_the_digest_of_a_recipe_moves_with_every_field() -> None:
     assert recipe_digest(recipe()) == recipe_digest(recipe())
     assert recipe_digest(recipe(port=1)) != recipe_digest(recipe())

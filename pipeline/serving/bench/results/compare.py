@@ -115,6 +115,7 @@ def side_of(run: BenchRun, name: str) -> Side:
         **{f"server.{k}": v for k, v in run.server.model_dump(exclude={"settings"}).items()},
         **{f"server.settings.{k}": v for k, v in run.server.settings.items()},
         **{f"client.{k}": v for k, v in run.client.model_dump().items()},
+        "kernels": "; ".join(run.inputs.kernels) or None,
     }
     inputs = {k: str(v) for k, v in sorted(known.items()) if v is not None}
     # what was asked of the server; not how often, nor what it was called
@@ -231,10 +232,10 @@ def compare_runs(first: Side, second: Side, least: float | None = None) -> Bench
 
 
 def input_changes(first: dict[str, str], second: dict[str, str]) -> list[InputChange]:
-    """What is not the same on both sides, in the order of its name."""
+    """What is not the same on both sides, in the order of its name; first which kernels ran."""
     return [
         InputChange(name=name, first=first.get(name, ""), second=second.get(name, ""))
-        for name in sorted({*first, *second})
+        for name in sorted({*first, *second}, key=lambda name: (name != "kernels", name))
         if first.get(name) != second.get(name)
     ]
 

@@ -16,7 +16,7 @@ from pipeline.core.files import sha256_of_file
 from pipeline.core.known import unknown
 from pipeline.core.model import sha256_of
 from pipeline.serving.bench.metrics import intervals, trial_metrics
-from pipeline.serving.bench.model import BenchRun, Trial
+from pipeline.serving.bench.model import OF_A_START, BenchRun, Trial
 from pipeline.serving.bench.place import (
     MOST_REQUESTS_BYTES,
     REQUESTS_FILE,
@@ -56,8 +56,7 @@ def recomputed(folder: Path, run: BenchRun) -> list[RecomputedTrial]:
         for t, trial in enumerate(cell.trials):
             rows = StoredRows(folder, trial.requests)
             again = trial_metrics(rows, run.workload.objectives, trial.samples)
-            # of the engine's start, so that no request tells them
-            start = trial.metrics.model_dump(include={"ready_s", "start_to_first_token_s"})
+            start = trial.metrics.model_dump(include=set(OF_A_START))
             again = again.model_copy(update=start)
             numbers = trial.metrics.model_dump(mode="json"), again.model_dump(mode="json")
             place = f"/cells/{c}/trials/{t}"

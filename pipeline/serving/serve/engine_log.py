@@ -1,0 +1,80 @@
+"""What an engine's own log says of a start: how long its parts took, and which kernels it chose.
+
+The lines are those of vLLM 0.32.0 and SGLang 0.5.8 to 0.5.23; an engine that words them otherwise
+says nothing here, and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from datetime import datetime
+from pathlib import Path
+
+from pipeline.core.files import bounded_lines
+
+# A log that fills the disk is read so far.
+_MOST_LINES = 200_000
+_SECONDS = r"(\d+(?:\.\d+)?) ?s(?:ecs?|econds?)?\b"
+_PHASES = {
+    "load_s": (rf"Loading weights took {_SECONDS}", rf"Load weight end\. elapsed={_SECONDS}"),
+    "compile_s": (
+        rf"torch\.compile (?:took|takes) {_SECONDS} in total",
+        rf"JIT kernel warmup finished in {_SECONDS}",
+        rf"Compiling a graph for (?:dynamic shape|shape \S+) takes {_SECONDS}",  # SGLang
+        rf"Triton kernel '[^']*' took {_SECONDS} to compile",
+    ),
+    "capture_s": (
+        rf"[Gg]raph capturing finished in {_SECONDS}",
+        rf"[Cc]apture .*?(?:graph|draft).*? end\. .*?elapsed={_SECONDS}",
+    ),
+}
+_PATTERNS = [(name, re.compile(text)) for name, texts in _PHASES.items() for text in texts]
+# FlashInfer tells only when it begins and when it ends.
+_TUNING = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?).*Autotuning process (\w+)")
+_RANK = re.compile(r"\b(?:Worker_)?(?:DP\d+_)?(TP\d+)\b|\bpid=(\d+)")
+_CHOICE = re.compile(
+    r"\b(Using (?:the )?\S+(?: \S+){0,6}? (?:(?:MoE|attention)(?: backend)?|backend|kernel|GEMM)\b"
+    r"|attention[_ ]backend ?[:=] ?\S+|Using \S+ for (?:\w+ )?(?:MoE|\w+ GEMM))"
+)
+MOST_CHOICES = 40
+
+
+def start_phases(log: Path) -> dict[str, float]:
+    """Seconds of loading, compiling, tuning and capturing, of the slowest rank."""
+    # ranks work side by side, and each says so: a phase takes as long as its slowest rank
+    spent: dict[tuple[str, str], float] = defaultdict(float)
+    tuning: dict[str, datetime] = {}
+    with log.open("rb") as file:
+        for number, line in enumerate(bounded_lines(file)):
+            if number == _MOST_LINES:
+                break
+            found = _RANK.search(line)
+            rank = (found[1] or found[2]) if found else ""
+            for name, pattern in _PATTERNS:
+                if said := pattern.search(line):
+                    spent[name, rank] += float(said[1])
+            if moment := _TUNING.search(line):
+                try:
+                    at = datetime.fromisoformat(moment[1].replace(",", "."))
+                except ValueError:
+                    continue
+                if moment[2] == "starts":
+                    tuning[rank] = at
+                elif begun := tuning.pop(rank, None):
+                    spent["tune_s", rank] += max(0.0, (at - begun).total_seconds())
+    names = sorted({name for name, _ in spent})
+    return {name: round(max(s for (n, _), s in spent.items() if n == name), 3) for name in names}
+
+
+def kernel_choices(log: Path) -> list[str]:
+    """Which backends and kernels the engine says it uses, each once, in its own words, sorted."""
+    chosen: set[str] = set()
+    with log.open("rb") as file:
+        for number, line in enumerate(bounded_lines(file)):
+            if number == _MOST_LINES or len(chosen) == MOST_CHOICES:
+                break
+            if found := _CHOICE.search(line):
+                # the engine chose the text: no control characters on a terminal
+                chosen.add("".join(c for c in found[1] if c.isprintable()).strip("'\" .,"))
+    return sorted(chosen)
