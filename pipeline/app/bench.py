@@ -26,7 +26,6 @@ from pipeline.artifacts.containers.container_engine import Wanted
 from pipeline.core import errors, log
 from pipeline.core.files import sha256_of_file, write_bytes
 from pipeline.core.known import Unknown, then
-from pipeline.core.model import Digest
 from pipeline.core.net.wire import Address
 from pipeline.hosts.facts.drift import compare_facts, read_recorded_facts
 from pipeline.hosts.facts.gather import gather_facts
@@ -114,8 +113,8 @@ def measure_server(
                     # the serve that started it: what it rests on, by digest
                     attempts = attempts_of(workspace.store_to_read()).read().attempts
                     attempt = next((a for a in attempts if a.begun.id == served.attempt), None)
-                begun = attempt.begun if attempt else None
-                inputs = _inputs(workload, recipe, begun, request, site, signing)
+                serve = attempt.begun if attempt else None
+                inputs = _inputs(workload, recipe, serve, request, site, signing)
                 if attempt and attempt.ends:
                     kernels = {"kernels": attempt.ends[0].kernels}
                     inputs = inputs.model_copy(update=kernels)
@@ -215,7 +214,7 @@ def _inputs(
     signing: Signing,
 ) -> Inputs:
     """What the numbers rest on; another host is asked for its own facts, which are kept."""
-    digests: dict[str, Digest | None] = {"host": None}
+    digests: dict[str, Any] = {"host": None}
     path = request.host_facts
     # any other file's digest would say nothing of a host
     given = read_recorded_facts(path) if path else None
