@@ -21,6 +21,24 @@ from tests.testbed.packages import CannotHave
 Thing = TypeVar("Thing")
 # Seconds of the parts of a run that take longest, on two busy cores; they only set the order.
 DURATIONS = Path(__file__).with_name("durations.json")
+# Files with real parts that take about as long: a run takes one of each pair, by the commit.
+IN_TURN = [
+    tuple(f"tests/integration/{name}.py" for name in pair.split())
+    for pair in (
+        "test_serve_on_host test_image_starts",
+        "test_publish test_serve_recipe",
+        "test_publish_stopped test_foreign_base",
+        "test_compiled_image test_interruptions",
+        "test_agent_clients test_obstacles",
+        "test_weights_serve test_weights_fetch",
+        "test_weights_verify test_weights_signing",
+        "test_bench_client test_air_gap",
+        "processes/test_source_bad roles/test_fleet_order",
+        "test_offline_bootstrap test_report_browser",
+        "processes/test_limits processes/test_source_ways",
+        "test_tree_equals_pip test_render_tools",
+    )
+]
 
 
 def pytest_configure() -> None:
@@ -87,13 +105,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
         elif mark := next(item.iter_markers_with_node("share"), None):
             # a module's mark counts for all its tests, a function's for all that it is given
-            node, (most,) = mark[0], mark[1].args
+            node, (most, *group) = mark[0], mark[1].args
             name = item.nodeid.partition("[")[0] if node is item else node.nodeid
-            shared[name, most].append(item)
-    named = any("::" in word for word in config.args)
-    for (_, most), group in shared.items():
-        for item in [] if named else a_share(group, len(group), lambda i: i.nodeid)[most:]:
-            item.add_marker(pytest.mark.skip(reason="With another commit, or with --big."))
+            shared[group[0] if group else name, most].append(item)
+    if any(word.partition("::")[0].endswith(".py") for word in config.args):
+        return  # who names a file wants it
+    later = {part for pair in IN_TURN for part in a_share(pair, len(pair), str)[1:]}
+    others = [item for item in items if item.nodeid.partition("::")[0] in later]
+    for (_, most), alike in shared.items():
+        others += a_share(alike, len(alike), lambda i: i.nodeid)[most:]
+    for item in others:
+        item.add_marker(pytest.mark.skip(reason="With another commit, or with --big."))
 
 
 def a_share(things: Iterable[Thing], most: int, name: Callable[[Thing], str]) -> list[Thing]:

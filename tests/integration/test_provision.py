@@ -184,6 +184,7 @@ def test_a_package_that_lost_its_hold_and_its_version_is_brought_back(
     assert version_on(site.fleet.nodes, "nvidia-container-toolkit") == ["1.18.2-1 hold"] * 2
 
 
+@pytest.mark.share(2, "plays that stop")
 def test_a_tampered_repository_is_refused_with_cause_and_fix(
     site: Site,
 ) -> None:
@@ -200,6 +201,7 @@ def test_a_tampered_repository_is_refused_with_cause_and_fix(
     assert "correct nvidia_repository_key" in " ".join(run.text.split())
 
 
+@pytest.mark.share(2, "plays that stop")
 def test_a_repository_signed_anew_with_other_bytes_under_a_locked_version_is_refused(
     site: Site,
 ) -> None:
@@ -260,6 +262,7 @@ def test_a_disk_that_fills_up_while_apt_works_is_named_with_its_fix(
     ).require_good()
 
 
+@pytest.mark.share(2, "plays that stop")
 def test_a_wrong_sudo_password_ends_before_anything_is_touched(
     site: Site,
 ) -> None:
@@ -270,6 +273,7 @@ def test_a_wrong_sudo_password_ends_before_anything_is_touched(
     assert run.count("ok") == 0
 
 
+@pytest.mark.share(2, "plays that stop")
 def test_a_full_disk_stops_the_play_with_the_free_space_and_a_fix(
     site: Site,
 ) -> None:
@@ -284,6 +288,7 @@ def test_a_full_disk_stops_the_play_with_the_free_space_and_a_fix(
     assert "apt-get clean" in run.text
 
 
+@pytest.mark.share(2, "plays that stop")
 def test_a_node_that_is_down_is_named_and_the_other_is_provisioned(
     site: Site,
 ) -> None:
@@ -300,6 +305,7 @@ def test_a_node_that_is_down_is_named_and_the_other_is_provisioned(
     assert run.recap["n1"]["ok"] > 3
 
 
+@pytest.mark.share(2, "plays that stop")
 def test_a_lock_without_this_system_stops_the_play_and_says_how_to_lock(
     site: Site, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from tests.integration.site import Site
 from tests.testbed.nodes import USER
 from tests.testbed.playbook import ROOT
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.share(1)]
 TAGS = ("--tags", "host_tuning", "--limit", "n2")
 
 

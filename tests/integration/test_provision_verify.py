@@ -27,7 +27,7 @@ from tests.integration.site import Site
 from tests.testbed.playbook import ROOT, recap_of
 from tests.testbed.snapshot import differences, snapshot
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.share(2)]
 
 
 @pytest.fixture(scope="module")

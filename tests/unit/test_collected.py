@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import DURATIONS, part_of
+from tests.conftest import DURATIONS, IN_TURN, part_of
 
 TESTS = Path(__file__).resolve().parents[1]
 FILES = sorted(TESTS.rglob("test_*.py"))
@@ -26,6 +26,13 @@ def test_no_folder_of_tests_is_passed_over(request: pytest.FixtureRequest) -> No
 def test_every_part_with_a_duration_is_there() -> None:
     parts = {part_of(str(file.relative_to(TESTS.parent))) for file in FILES}
     assert set(json.loads(DURATIONS.read_text(encoding="utf-8"))) <= parts
+
+
+def test_every_file_that_takes_turns_is_there_and_has_one_partner() -> None:
+    named = [name for pair in IN_TURN for name in pair]
+    assert {len(pair) for pair in IN_TURN} == {2}
+    assert [name for name, n in Counter(named).items() if n > 1] == []
+    assert [name for name in named if not (TESTS.parent / name).is_file()] == []
 
 
 def test_no_two_test_files_have_one_name() -> None:
