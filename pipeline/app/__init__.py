@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pipeline.app import images as images
     from pipeline.app import on_slurm as on_slurm
     from pipeline.app import quality as quality
+    from pipeline.app import rebuilds as rebuilds
     from pipeline.app import recipes as recipes
     from pipeline.app import registry as registry
     from pipeline.app import report as report

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pipeline.evidence.verify.layers import OfferedLayer
     from pipeline.images.fetch.inputs import Fetcher
     from pipeline.images.gate.stage import Staged
+    from pipeline.images.spec.checkout import Checkout
 
 
 @dataclass(frozen=True)
@@ -228,34 +229,47 @@ def rebuild_image(
 ) -> Rebuilt:
     """Build an image again in an empty store, and compare every byte with the first build."""
     from pipeline.evidence.statements.rebuilt import Rebuilt, compare_builds
-    from pipeline.images.fetch.inputs import make_fetcher
     from pipeline.images.source.objects import objects_folder
 
     checkout, signer = workspace.checkout(), signer_of(key_path) if attest else None
     store = workspace.store()
     with store.in_use(), store.scratch() as folder:
         first = find_image(checkout, store, name, platform)
-        # nothing that was built before can leak into the second build
         empty = open_store(folder / "store")
-        # inputs that the store has, and the layers of a foreign base, need not travel again
-        near = (str(store.root / "inputs"), str(store.root / "oci"))
-        fetcher = make_fetcher(empty, (*mirrors, *near), offline, bases or BaseSettings())
         if keep_objects:
             objects_folder(store).mkdir(exist_ok=True)
             objects_folder(empty).symlink_to(objects_folder(store))
         with _attested(store, first, signer) as ended:
-            try:
-                plans = [first.plan]
-                compile_missing(checkout, empty, plans, lambda: fetcher)
-                second = assemble_images(checkout, empty, plans, lambda: fetcher, judge=False)[0]
-                with log.watched(f"Comparing {first.name}"):
-                    ended.append(Rebuilt(second, compare_builds(store, first, empty, second)))
-            except OfflineMiss as error:
-                # the store lacks it after another run, too: a rebuild keeps no inputs
-                fix = f"`sm120 image collect {name} --output DIR` fills a folder for --mirror DIR."
-                raise OfflineMiss(str(error), f"Leave --offline out. {fix}") from error
+            second = build_again(checkout, store, empty, first.plan, mirrors, offline, bases)
+            with log.watched(f"Comparing {first.name}"):
+                ended.append(Rebuilt(second, compare_builds(store, first, empty, second)))
     (rebuilt,) = ended
     return rebuilt
+
+
+def build_again(
+    checkout: Checkout,
+    store: Store,
+    empty: Store,
+    plan: ImagePlan,
+    mirrors: tuple[str, ...],
+    offline: bool,
+    bases: BaseSettings | None,
+) -> Built:
+    """Build an image in an empty store, so that nothing that was built before can leak into it."""
+    from pipeline.images.fetch.inputs import make_fetcher
+
+    # inputs that the store has, and the layers of a foreign base, need not travel again
+    near = (str(store.root / "inputs"), str(store.root / "oci"))
+    fetcher = make_fetcher(empty, (*mirrors, *near), offline, bases or BaseSettings())
+    try:
+        compile_missing(checkout, empty, [plan], lambda: fetcher)
+        return assemble_images(checkout, empty, [plan], lambda: fetcher, judge=False)[0]
+    except OfflineMiss as error:
+        # the store lacks it after another run, too: a rebuild keeps no inputs
+        name = plan.spec.name
+        fix = f"`sm120 image collect {name} --output DIR` fills a folder for --mirror DIR."
+        raise OfflineMiss(str(error), f"Leave --offline out. {fix}") from error
 
 
 @contextmanager

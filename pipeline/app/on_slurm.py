@@ -1,9 +1,14 @@
-"""`--on slurm`: puts the cases of a gate to the nodes of a cluster, in chunks.
+"""`--on slurm`: puts questions to the nodes of a cluster, in chunks: cases of a gate, rebuilds.
 
-Each chunk is one `srun` of `sm120 gate answer` on a node: keys go in on stdin, answers come back on
-stdout, a line each (`answer_cases` of app/gate.py). Only cases without an answer in the store are
-asked for. Slurm is the queue: here are no daemon and no database, and answers are kept in the store
-of this machine alone.
+Each chunk is one `srun` of a command such as `sm120 gate answer` on a node: keys go in on stdin,
+answers come back on stdout, a line each (`answer_cases` of app/gate.py). Only cases without an
+answer in the store are asked for. Slurm is the queue: here are no daemon and no database, and
+answers are kept in the store of this machine alone.
+
+Another kind of work needs three parts, as app/rebuilds.py has them: an `AnswerTarget` that says
+what decides an answer and how it is kept; a command that prints a `NodeReply` for each key on its
+stdin (`answer_rebuilds`); and one call (`rebuild_on_nodes`): `kept_or_asked(target, cases)`, with
+`ask=SlurmNodes(order, words, folder).ask` in the target.
 
 An exit code proves nothing: `srun` ends with 0 when its node dies. An answer counts only if its
 line is whole, its key was asked for, and it has the form of an answer to that case. The key is made
@@ -38,7 +43,7 @@ from pipeline.core.errors import Interrupted, SlurmUnavailable, SpecInvalid
 from pipeline.core.files import os_errors_explained
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.model import Frozen
-from pipeline.images.gate.smem.run import CASES_A_WORKER, WorkerTarget, harmless
+from pipeline.images.gate.smem.run import CASES_A_WORKER, AnswerTarget, harmless
 
 # A node may die under a chunk, and the next one, too; after that it is the chunk.
 _TRIES = 3
@@ -65,7 +70,7 @@ class SlurmOrder:
     """Where chunks run, how large they are, how long each may take, and what answers them."""
 
     partition: str | None = None
-    chunk: int = CASES_A_WORKER
+    chunk: int | None = None  # else what suits the work
     time_limit_s: float = 3600.0
     command: tuple[str, ...] = ()  # `sm120` on the nodes; else the path that it has here
 
@@ -90,7 +95,7 @@ class SlurmOrder:
             hint = "Write its whole path, such as '/opt/sm120/bin/sm120 --store /srv/sm120'."
             raise SpecInvalid(f"--node-command: {words[0]} has no path", hint)
         limit_s = time_limit_s or cls.time_limit_s
-        return cls(found[1], chunk or CASES_A_WORKER, limit_s, words)
+        return cls(found[1], chunk, limit_s, words)
 
     @property
     def minutes(self) -> int:
@@ -99,7 +104,7 @@ class SlurmOrder:
 
 
 class NodeReply(Frozen):
-    """A line that `sm120 gate answer` prints: who answers, with what, and then each answer."""
+    """A line that a node prints: who answers, with what, and then each answer."""
 
     node: str = ""
     about: dict[str, str] = {}  # digests of what decides answers, for the message where they differ
@@ -109,15 +114,18 @@ class NodeReply(Frozen):
 
 @dataclass
 class SlurmNodes:
-    """The nodes of a cluster, in place of this machine's own workers, for one gate."""
+    """The nodes of a cluster, in place of this machine, for one kind of questions."""
 
     order: SlurmOrder
     words: Sequence[str]  # of the command that answers keys, after `sm120`
     folder: Path  # the checkout, on the nodes at the same path
+    noun: str = "case"
+    chunk: int = CASES_A_WORKER  # where the order names none
+    share: str = "--cpus-per-task=1"  # of a node
     stop: threading.Event = field(default_factory=threading.Event)
     began: threading.Event = field(default_factory=threading.Event)  # any job
 
-    def ask(self, target: WorkerTarget[Any, Any], cases: Sequence[Any]) -> list[Any]:
+    def ask(self, target: AnswerTarget[Any, Any], cases: Sequence[Any]) -> list[Any]:
         """Puts cases to nodes; what a node did not answer is unknown, as after a worker's death."""
         if not cases:
             return []
@@ -126,10 +134,10 @@ class SlurmNodes:
             target.folder("answers").mkdir(parents=True, exist_ok=True)
         # what may take longest is spread over the chunks
         patient = sorted(cases, key=lambda case: -case.timeout_s)
-        count = math.ceil(len(cases) / self.order.chunk)
+        count = math.ceil(len(cases) / (self.order.chunk or self.chunk))
         name = f"sm120-{secrets.token_hex(4)}"
         where = f", partition {self.order.partition}" if self.order.partition else ""
-        several = f"{log.count(len(cases), 'case')} in {log.count(count, 'chunk')}"
+        several = f"{log.count(len(cases), self.noun)} in {log.count(count, 'chunk')}"
         limit = log.count(self.order.minutes, "minute")
         log.say(f"  {several} to Slurm{where}, as jobs {name}-*; each may take {limit}")
         answers: list[Any] = []
@@ -156,7 +164,7 @@ class Chunk:
     """Some cases that one job answers, or the next one where that is lost."""
 
     nodes: SlurmNodes
-    target: WorkerTarget[Any, Any]
+    target: AnswerTarget[Any, Any]
     left: dict[str, Any]  # cases without an answer, by key
     name: str  # of its jobs
 
@@ -190,7 +198,7 @@ class Chunk:
         own = [sys.executable, "-m", "pipeline"]
         own = [str(program.resolve())] if program.name == "sm120" else own
         args = [
-            *("srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--export=NONE"),
+            *("srun", "--nodes=1", "--ntasks=1", nodes.share, "--export=NONE"),
             *(f"--job-name={name}", f"--time={order.minutes}", f"--chdir={nodes.folder}"),
             *([f"--partition={order.partition}"] if order.partition else []),
             # arguments can be read by others, so no secret is among them

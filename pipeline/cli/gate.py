@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from pipeline.cli.gate_tables import (
     show_unreached,
 )
 from pipeline.cli.options import Numbers, command, flag_option, query
-from pipeline.cli.output import say_json
+from pipeline.cli.output import answer_keys, say_json
 from pipeline.core import log
 from pipeline.images.gate.arch import ARCHITECTURES, target_of
 from pipeline.images.gate.stage import shown_result
@@ -29,8 +28,6 @@ from pipeline.images.gate.stage import shown_result
 if TYPE_CHECKING:
     from pipeline.app.gate import GateRequest, GateResults
     from pipeline.app.on_slurm import SlurmOrder
-
-_MOST_KEYS_BYTES = 1 << 20  # of some 70 bytes each
 
 arch_option = click.option(
     "--arch",
@@ -198,12 +195,11 @@ def gate_answer_command(
     left out.
     """
     request = app.gate.GateRequest(only=(only,), **options)
-    keys = [line.strip() for line in sys.stdin.read(_MOST_KEYS_BYTES).splitlines()]
-    replies = app.gate.answer_cases(workspace, request, keys, mirrors=mirrors, offline=offline)
-    for reply in replies:
-        # a line at a time: what was printed before a node died counts
-        click.echo(log.json_text(reply.model_dump(exclude_defaults=True)))
-        sys.stdout.flush()
+    answer_keys(
+        lambda keys: app.gate.answer_cases(
+            workspace, request, keys, mirrors=mirrors, offline=offline
+        )
+    )
 
 
 def _texts(

@@ -11,14 +11,15 @@ from pipeline import app
 from pipeline.app.workspace import Workspace, host_platform, pick_platform
 from pipeline.artifacts.containers.box import KINDS
 from pipeline.cli import options
-from pipeline.cli.options import flag_option, query
-from pipeline.cli.output import own_command, say_json
+from pipeline.cli.options import command, flag_option, query
+from pipeline.cli.output import answer_keys, own_command, say_json
 from pipeline.core import log
 from pipeline.images.assemble.plan import layer_bytes_guess
 from pipeline.images.source.toolchain import NOT_HERE
 
 if TYPE_CHECKING:
     from pipeline.app.build import BuildPlan, BuildResult
+    from pipeline.app.on_slurm import SlurmOrder
     from pipeline.images.assemble.image import Built
     from pipeline.images.gate.stage import Staged
     from pipeline.images.spec.checkout import Checkout
@@ -244,9 +245,10 @@ def _built_json(done: BuildResult, built: Built) -> dict[str, Any]:
 
 
 @query
-@click.argument("name", metavar="IMAGE")
+@click.argument("names", metavar="IMAGE...", nargs=-1, required=True)
 @flag_option("--attest", help="Sign and keep the result, good or bad.")
 @flag_option("--keep-objects", help="Take compiled objects from the store, and only link again.")
+@options.slurm_options
 @options.key_option
 @options.platform_option
 @options.mirror_option
@@ -255,40 +257,78 @@ def _built_json(done: BuildResult, built: Built) -> dict[str, Any]:
 def image_rebuild_command(
     workspace: Workspace,
     /,
-    name: str,
+    names: tuple[str, ...],
     attest: bool,
     keep_objects: bool,
+    slurm: SlurmOrder | None,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Build an image again in an empty store, and compare every byte with the first build.
+    """Build images again in an empty store, and compare every byte with the first build.
 
     One platform is built again: that of --platform, else this machine's where the image has it.
     Prints `identical`, or names the first file and byte that differ. Inputs that the store still
     has are used; everything else is fetched again, and compiled again. Files that a source declares
     under `may_differ` may differ: then it prints `equivalent`, and each of them with the reason.
     With --attest the result is signed: a proof of equal bytes, not of a hosted builder.
+
+    With --on slurm, nodes build the images, each with a node of its own, and send the digests of
+    image and layers. An image that a node built with equal bytes is not built again. With --json,
+    several images are a list.
     """
     if attest and keep_objects:
         # objects that were compiled before prove nothing about compiling
         raise click.UsageError("--attest needs everything compiled again; leave --keep-objects out")
-    done = app.build.rebuild_image(
-        workspace, name, attest=attest, keep_objects=keep_objects, **options
-    )
+    if slurm and (attest or keep_objects):
+        # a node has objects of its own; and a signature is about what its owner saw
+        raise click.UsageError("--on slurm: --attest and --keep-objects are about this machine")
+    rows: list[dict[str, Any]] = []
+    error = None
+    if slurm:
+        given = {name: options[name] for name in ("platform", "offline")}
+        for each in app.rebuilds.rebuild_on_nodes(workspace, names, slurm, **given):
+            rows.append({"verdict": each.verdict, "node": each.answer.node, "cached": each.kept})
+            rows[-1] |= _rebuilt_json(each.first, each.verdict == "identical", [])
+            error = error or each.error
+    else:
+        for name in dict.fromkeys(names):
+            done = app.build.rebuild_image(
+                workspace, name, attest=attest, keep_objects=keep_objects, **options
+            )
+            differences = [each.model_dump() for each in done.declared]
+            rows.append({"verdict": done.verdict})
+            rows[-1] |= _rebuilt_json(done.second, not differences, differences)
     if as_json:
-        return say_json(
-            {
-                "image": done.second.name,
-                "platform": done.second.platform,
-                "digest": done.second.digest,
-                "identical": not done.declared,
-                "verdict": done.verdict,
-                "differences": [each.model_dump() for each in done.declared],
-            }
-        )
-    click.echo(f"{name} for {done.second.platform}: {done.verdict}, {done.second.digest}")
-    for each in done.declared:
-        click.echo(f"  {each.path} differs: {each.reason}")
+        say_json(rows if len(names) > 1 else rows[0])
+    for row in [] if as_json else rows:
+        where = f" on {row['node']}" if row.get("node") else ""
+        where += ", as kept" if row.get("cached") else ""
+        line = f"{row['image']} for {row['platform']}: {row['verdict']}{where}"
+        click.echo(f"{line}, {row['digest']}")
+        for each in row["differences"]:
+            click.echo(f"  {each['path']} differs: {each['reason']}")
+    if error:
+        raise error
+
+
+def _rebuilt_json(built: Built, identical: bool, differences: list[Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {"image": built.name, "platform": built.platform, "digest": built.digest}
+    return {**row, "identical": identical, "differences": differences}
+
+
+@command
+@click.argument("names", metavar="IMAGE...", nargs=-1, required=True)
+@options.platform_option
+@options.mirror_option
+@options.offline_option
+@options.base_options
+def image_answer_command(workspace: Workspace, /, names: tuple[str, ...], **options: Any) -> None:
+    """Build the images whose keys come on stdin, a key a line, from nothing.
+
+    `sm120 image rebuild --on slurm` runs this on a node. Prints a line of JSON when it begins, one
+    with the digest of the builder, and one with the digests of each image. Nothing is kept.
+    """
+    answer_keys(lambda keys: app.rebuilds.answer_rebuilds(workspace, names, keys, **options))
 
 
 @query

@@ -279,7 +279,7 @@ slurm_options = packed(
         "--chunk",
         type=click.IntRange(1, 500),
         metavar="N",
-        help="Cases in one job [default: 24].",
+        help="Cases or images in one job [default: 24 cases, or one image].",
     ),
     click.option(
         "--time-limit",

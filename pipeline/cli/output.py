@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline.core import log
+
+if TYPE_CHECKING:
+    from pipeline.app.on_slurm import NodeReply
+
+_MOST_KEYS_BYTES = 1 << 20  # of some 70 bytes each
 
 
 def own_command() -> str:
@@ -50,3 +55,14 @@ def say_json(value: Any) -> None:
     """A result for programs, on stdout."""
     # sorted: two results can be compared with diff
     click.echo(log.json_text(value, indent=2, sort_keys=True))
+
+
+def answer_keys(answer: Callable[[list[str]], Iterable[NodeReply]]) -> None:
+    """What a node of Slurm does: keys on stdin, a line each; on stdout what `answer` makes of them.
+
+    A line at a time: what was printed before a node died counts.
+    """
+    keys = [line.strip() for line in sys.stdin.read(_MOST_KEYS_BYTES).splitlines()]
+    for reply in answer(keys):
+        click.echo(log.json_text(reply.model_dump(exclude_defaults=True)))
+        sys.stdout.flush()

@@ -92,6 +92,9 @@ IMAGE = {
     "rebuild": Verb(
         "image:image_rebuild_command", "Build again from nothing and compare every byte.", "image"
     ),
+    "answer": Verb(
+        "image:image_answer_command", "Build images by their keys, as a node of Slurm.", "image"
+    ),
     "explain": Verb(
         "image_files:image_explain_command",
         "Show which package or patch a file comes from.",

@@ -1,8 +1,8 @@
-"""A gate over a cluster that the role slurm made of two nodes: Debian's own Slurm and munge.
+"""Gates over a cluster that the role slurm made of two nodes: Debian's own Slurm and munge.
 
 Real: apt, munge, slurmctld, slurmd, srun, cgroups (of the version that this machine mounts), the
-parser gate of sglang-k2 in its sandbox, a node that loses its power. Stand-ins: GPUs, which are
-devices without a driver.
+gates of parsers and of kernels of sglang-k2 in their sandbox, a node that loses its power.
+Stand-ins: GPUs, which are devices without a driver.
 """
 
 from __future__ import annotations
@@ -44,9 +44,26 @@ echo '{"node": "here"}'
 trap "" TERM
 while :; do sleep 1; done
 """
-CASES = "kimi-k2/*"
-JUDGE = ("gate", "run", "sglang-k2", "--only", "parsers", "--case", CASES, "--offline", "--json")
+STORES = ("sm120", "serial", "chunked", "killed", "hung")
 PYTHON = f"PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={ROOT} {sys.executable} -m pipeline"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Some cases of a gate, and how many of them make a job."""
+
+    gate: str
+    cases: str
+    chunk: int
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        of_gate = ("--only", self.gate, "--case", self.cases)
+        return ("gate", "run", "sglang-k2", *of_gate, "--offline", "--json")
+
+
+PARSERS, KERNELS = Judged("parsers", "kimi-k2/*", 5), Judged("smem", "decode-*", 3)
+both_gates = pytest.mark.parametrize("judged", [PARSERS, KERNELS], ids=lambda each: each.gate)
 
 
 @dataclass
@@ -60,29 +77,42 @@ class Cluster:
     def head(self) -> Node:
         return self.site.first
 
-    def serial(self, store: str) -> dict[str, Any]:
+    def serial(self, judged: Judged, store: str) -> dict[str, Any]:
         """The gate on the head alone."""
-        return self._judged(f"{PYTHON} --store {store} {' '.join(map(repr, JUDGE))}")
+        return self._run(judged, f"{PYTHON} --store {store} {' '.join(map(repr, judged.words))}")
 
-    def chunked(self, store: str, *words: str) -> tuple[dict[str, Any], str]:
+    def chunked(self, judged: Judged, store: str, *words: str) -> tuple[dict[str, Any], str]:
         """The gate over the cluster, and what it said on the way."""
-        node = "/usr/local/bin/sm120-node"
-        words = ("--on", "slurm:all", "--chunk", "5", "--node-command", node, *words)
-        line = f"{PYTHON} --store {store} {' '.join(map(repr, (*JUDGE, *words)))}"
-        result = self._judged(f"{line} 2>/tmp/said")
+        node, chunk = "/usr/local/bin/sm120-node", str(judged.chunk)
+        words = ("--on", "slurm:all", "--chunk", chunk, "--node-command", node, *words)
+        line = f"{PYTHON} --store {store} {' '.join(map(repr, (*judged.words, *words)))}"
+        result = self._run(judged, f"{line} 2>/tmp/said")
         return result, self.head.shell("cat /tmp/said")
 
-    def _judged(self, line: str) -> dict[str, Any]:
+    def _run(self, judged: Judged, line: str) -> dict[str, Any]:
+        begun = time.monotonic()
         text = self.head.shell(f"cd {ROOT} && su {USER} -c {json.dumps(line)}", check=False)
         start = text.find("{")
         assert start >= 0, text + self.head.shell("cat /tmp/said || :")
-        result: dict[str, Any] = json.loads(text[start:])["parsers"]
+        result: dict[str, Any] = json.loads(text[start:])[judged.gate]
+        place = "the cluster" if "--on" in line else "one node"
+        print(f"{judged.gate} on {place}: {time.monotonic() - begun:.0f} s")
         return result
+
+    def answers(self, store: str) -> list[str]:
+        return sorted(self.head.shell(f"ls {store}/gate/answers").split())
 
     def jobs(self) -> list[str]:
         """Every job that has ended, as the queue wrote it down."""
         log = self.head.shell("cat /var/log/slurm/jobcomp.log || :")
         return [line for line in log.splitlines() if "Name=sm120-" in line]
+
+    def state_of(self, node: str, wanted: str) -> str:
+        """What the queue has a node for, after it had a minute to become what is wanted."""
+        deadline, look = time.monotonic() + 60, f"sinfo --noheader --nodes={node} --format=%T"
+        while (found := self.head.shell(look).strip()) != wanted and time.monotonic() < deadline:
+            time.sleep(1)
+        return found
 
     def work_on(self, node: str) -> str:
         """The jobs that run on a node now."""
@@ -99,6 +129,9 @@ def with_tool(settings: dict[str, Any]) -> dict[str, Any]:
     """Nodes see this checkout and its Python at the same paths, read-only."""
     folders = {str(ROOT), sys.prefix, str(Path(sys.executable).resolve().parent.parent)}
     binds = [f"{folder}:{folder}:ro" for folder in sorted(folders)]
+    # one with torch has gigabytes
+    environments = STORE / "gate" / "environments"
+    binds += [f"{environments}:/srv/{name}/gate/environments:ro" for name in STORES]
     return {**settings, "binds": [*binds, f"{STORE}:/srv/store:ro"]}
 
 
@@ -163,15 +196,12 @@ def prepare(node: Node, tmp: Path) -> None:
     (parts / "usr/local/bin/hangs").write_text(HANGS, encoding="utf-8")
     (parts / "usr/local/bin/hangs").chmod(0o755)
     node.put(parts, "/")
-    # environments without torch are those of parsers and templates, and small
-    copied = 'for facts in $(grep -l \'"torch": ""\' /srv/store/gate/environments/*/facts.json); do'
     node.shell(
         "systemd-tmpfiles --create /usr/lib/tmpfiles.d/gpus.conf; chmod 711 /root;"
-        " mkdir -p /srv/sm120/gate/environments; cp /srv/store/store.json /srv/sm120;"
-        f" {copied} cp -a $(dirname $facts) /srv/sm120/gate/environments; done;"
-        " cp -a /srv/store/gate/engines /srv/sm120/gate;"
-        f" chown -R {USER}: /srv/sm120; rm -rf /srv/sm120/gate/answers;"
-        " for name in serial chunked killed hung; do cp -al /srv/sm120 /srv/$name; done"
+        f" for name in {' '.join(STORES)}; do cp /srv/store/store.json /srv/$name;"
+        " cp -a /srv/store/gate/engines /srv/$name/gate;"
+        f" chown {USER}: /srv/$name /srv/$name/gate;"
+        f" chown -R {USER}: /srv/$name/store.json /srv/$name/gate/engines; done"
     )
 
 
@@ -196,29 +226,35 @@ def test_the_role_makes_a_cluster_and_its_second_run_changes_nothing(cluster: Cl
     assert {r for n in ("n1", "n2") for r in proved.rows(n, "failed") if "slurm" in r} == set()
 
 
+@both_gates
 def test_chunks_over_nodes_find_what_one_machine_finds_and_a_second_run_submits_nothing(
-    cluster: Cluster,
+    cluster: Cluster, judged: Judged
 ) -> None:
-    alone = cluster.serial("/srv/serial")
-    together, said = cluster.chunked("/srv/chunked")
+    before = len(cluster.jobs())
+    alone = cluster.serial(judged, "/srv/serial")
+    together, said = cluster.chunked(judged, "/srv/chunked")
     print(said)
     assert findings(together) == findings(alone)
     assert len(together["cases"]) > 10
-    jobs = cluster.jobs()
-    assert len(jobs) == -(-len(together["cases"]) // 5)
+    assert cluster.answers("/srv/chunked") == cluster.answers("/srv/serial")
+    jobs = cluster.jobs()[before:]
+    assert len(jobs) == -(-len(together["cases"]) // judged.chunk)
     assert all("JobState=COMPLETED" in job for job in jobs), jobs
-    assert {node for node in ("n1", "n2") if any(f"NodeList={node}" in j for j in jobs)}
-    again, said = cluster.chunked("/srv/chunked")
+    assert {n for n in ("n1", "n2") if any(f"NodeList={n}" in j for j in jobs)} == {"n1", "n2"}
+    again, said = cluster.chunked(judged, "/srv/chunked")
     assert "to Slurm" not in said
     assert findings(again) == findings(alone)
     assert all(case["cached"] for case in again["cases"])
-    assert len(cluster.jobs()) == len(jobs)
+    assert len(cluster.jobs()) == before + len(jobs)
 
 
-def test_a_node_that_loses_its_power_loses_and_doubles_nothing(cluster: Cluster) -> None:
+@both_gates
+def test_a_node_that_loses_its_power_loses_and_doubles_nothing(
+    cluster: Cluster, judged: Judged
+) -> None:
     # the answers that the nodes themselves have would end the chunks at once
     for node in cluster.site.fleet.nodes:
-        node.shell("rm -rf /srv/sm120/gate/answers")
+        node.shell("rm -rf /srv/sm120/gate/answers /srv/killed/gate/answers")
 
     def pull() -> None:
         deadline = time.monotonic() + 120
@@ -228,26 +264,22 @@ def test_a_node_that_loses_its_power_loses_and_doubles_nothing(cluster: Cluster)
 
     thread = threading.Thread(target=pull)
     thread.start()
-    result, said = cluster.chunked("/srv/killed")
+    result, said = cluster.chunked(judged, "/srv/killed")
     thread.join()
     print(said)
     assert "asked again" in said
-    kept, _ = cluster.chunked("/srv/chunked")
+    kept, _ = cluster.chunked(judged, "/srv/chunked")
     assert findings(result) == findings(kept)
-    answers = cluster.head.shell("ls /srv/killed/gate/answers").split()
-    assert sorted(answers) == sorted(cluster.head.shell("ls /srv/chunked/gate/answers").split())
+    answers = cluster.answers("/srv/killed")
+    assert {*answers} <= {*cluster.answers("/srv/chunked")}
     assert len(answers) == len(result["cases"])
     cluster.site.second.start()
-    deadline = time.monotonic() + 60
-    state = "sinfo --noheader --nodes=n2 --format=%T"
-    while (found := cluster.head.shell(state).strip()) != "idle" and time.monotonic() < deadline:
-        time.sleep(1)
-    assert found == "idle"
+    assert cluster.state_of("n2", "idle") == "idle"
 
 
 def test_a_job_that_hangs_ends_at_its_limit_and_is_named(cluster: Cluster) -> None:
     words = ("--node-command", "/usr/local/bin/hangs", "--time-limit", "1m", "--chunk", "100")
-    result, _ = cluster.chunked("/srv/hung", *words)
+    result, _ = cluster.chunked(PARSERS, "/srv/hung", *words)
     assert {case["verdict"] for case in result["cases"]} == {"unknown"}
     message = result["cases"][0]["message"]
     assert "ended on here by its limit of 1 min, or was cancelled or killed" in message, message
@@ -261,16 +293,55 @@ def test_a_node_with_another_key_is_named(cluster: Cluster) -> None:
     assert run.code != 0
     assert "Both need the same slurm_munge_key" in run.text
     assert KEY[::-1] not in run.text
+    # whoever asks from there gets a line, too
+    line = f"{PYTHON} --store /srv/hung {' '.join(map(repr, PARSERS.words))} --on slurm; echo $?"
+    said = cluster.site.second.shell(f"cd {ROOT} && su {USER} -c {json.dumps(line)} 2>&1")
+    assert "sm120: Slurm started no chunk: srun: error: " in said, said
+    assert "authentication" in said
+    assert said.splitlines()[-1] == "42"
     del cluster.site.host_values["n2"]
     cluster.site.run("--tags", "slurm").require_good()
+    assert cluster.state_of("n2", "idle") == "idle"
 
 
-def test_the_role_can_be_undone(cluster: Cluster) -> None:
-    cluster.site.run("--tags", "slurm", slurm_state="absent").require_good()
-    for node in cluster.site.fleet.nodes:
-        left = "ls /etc/slurm/*.conf /etc/munge/munge.key /usr/sbin/slurmd 2>/dev/null || :"
-        assert node.shell(left) == ""
-    assert (
-        cluster.site.run("--tags", "slurm", slurm_state="absent").require_good().count("changed")
-        == 0
-    )
+def test_a_node_with_another_processor_by_a_stand_in_for_uname_is_named(cluster: Cluster) -> None:
+    place = "/usr/local/sbin/uname"
+    cluster.site.second.shell(f"printf '#!/bin/sh\\necho riscv64\\n' >{place}; chmod 755 {place}")
+    before = cluster.head.shell("cat /etc/slurm/slurm.conf")
+    run = cluster.site.run("--tags", "slurm")
+    assert run.code != 0
+    assert "n2 has riscv64. What one answers says nothing of the other." in run.text
+    assert "Make a cluster for each kind." in run.text
+    assert cluster.head.shell("cat /etc/slurm/slurm.conf") == before
+    cluster.site.second.shell(f"rm {place}")
+
+
+def test_two_controllers_are_refused_before_anything_changes(cluster: Cluster) -> None:
+    site, only = cluster.site, ("--tags", "slurm")
+    # hosts that disagree
+    site.host_values["n2"] = {"slurm_head": "n2"}
+    run = site.run(*only)
+    assert run.code != 0
+    assert "The hosts name different heads: n1 names n1, n2 names n2." in run.text
+    # hosts that agree on another one than before, which still has its queue
+    del site.host_values["n2"]
+    run = site.run(*only, slurm_head="n2")
+    assert run.code != 0
+    assert "n1 runs a queue (slurmctld), and slurm_head is n2." in run.text
+    assert "slurmctld" not in site.second.shell("ls /usr/sbin")
+    assert site.run(*only).require_good().count("changed") == 0
+
+
+def test_the_role_can_be_undone_on_a_node_and_then_on_all(cluster: Cluster) -> None:
+    site, only, gone = cluster.site, ("--tags", "slurm"), {"slurm_state": "absent"}
+    left = "ls -d /etc/slurm/*.conf /etc/munge/munge.key /usr/sbin/slurm* 2>/dev/null || :"
+    site.run("--check", *only, "--limit", "n2", **gone).require_good()
+    assert "/usr/sbin/slurmd" in site.second.shell(left)
+    site.run(*only, "--limit", "n2", **gone).require_good()
+    assert site.second.shell(left) == ""
+    # the head forgets it
+    site.run(*only, "--limit", "n1", slurm_nodes=["n1"]).require_good()
+    assert cluster.head.shell("sinfo --noheader --Node --format='%N %T'").split() == ["n1", "idle"]
+    site.run(*only, **gone).require_good()
+    assert [node.shell(left) for node in site.fleet.nodes] == ["", ""]
+    assert site.run(*only, **gone).require_good().count("changed") == 0

@@ -59,6 +59,9 @@ def test_only_the_head_has_settings(host: Host, wanted: SlurmPromise) -> None:
         named = f"PartitionName={wanted.partition} " in text
         return require(named, f"{_SETTINGS} has no partition {wanted.partition}")
     checks.require_gone(host, [_SETTINGS, "/etc/slurm/gres.conf", "/etc/slurm/cgroup.conf"])
+    # it would count the same cards
+    fix = "systemctl disable --now slurmctld, or name the host as slurm_head."
+    require(not host.service("slurmctld").is_running, "the host runs a queue of its own", fix)
 
 
 def test_the_node_takes_work(host: Host, wanted: SlurmPromise) -> None:

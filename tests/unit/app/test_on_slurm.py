@@ -311,8 +311,8 @@ def test_options_that_mean_nothing_are_refused(
 def test_options_have_the_defaults_that_the_help_names() -> None:
     assert SlurmOrder.read(None, None, None, "/opt/sm120") is None
     order = SlurmOrder.read("slurm", None, None, None)
-    assert order == SlurmOrder(None, run.CASES_A_WORKER, 3600.0, ())
-    assert run.CASES_A_WORKER == 24
+    assert order == SlurmOrder(None, None, 3600.0, ())
+    assert SlurmNodes(order, [], Path()).chunk == run.CASES_A_WORKER == 24
     order = SlurmOrder.read("slurm:gpu-1", 5, 90.0, "/opt/sm120 --store '/a b'")
     assert order == SlurmOrder("gpu-1", 5, 90.0, ("/opt/sm120", "--store", "/a b"))
     assert order.minutes == 2

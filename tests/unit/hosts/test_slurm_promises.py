@@ -54,7 +54,7 @@ GOOD = FakeHost(
         },
     },
 )
-BARE = GOOD.but(files={slurm._SETTINGS: None})
+BARE = GOOD.but(files={slurm._SETTINGS: None}, units={"slurmctld": (False, False)})
 Check = Callable[[FakeHost, SlurmPromise], None]
 UNITS: Check = slurm.test_its_units_run_and_start_at_boot
 MUNGE: Check = slurm.test_the_key_is_the_clusters_and_munges_alone
@@ -118,6 +118,11 @@ BROKEN: list[tuple[str, Check, FakeHost, SlurmPromise, str]] = [
         *(NODE, "ClusterName is other, not sm120"),
     ),
     ("settings of its own", FILES, GOOD, NODE, "is still there: /etc/slurm/slurm.conf"),
+    (
+        "a second queue",
+        *(FILES, BARE.but(units={"slurmctld": (False, True)}), NODE),
+        "the host runs a queue of its own",
+    ),
     ("no settings", FILES, BARE, HEAD, "/etc/slurm/slurm.conf is missing"),
     (
         "a node forgotten",

@@ -69,23 +69,50 @@ Answer = TypeVar("Answer", bound=CaseReply)
 
 
 @dataclass(frozen=True)
-class WorkerTarget(Generic[Case, Answer]):
-    """One engine tree in one environment, and the program that asks it."""
+class AnswerTarget(Generic[Case, Answer]):
+    """Questions whose answers are kept under their keys, whoever gives them."""
 
     store: Store
-    environment: Environment
-    tree: EngineTree
-    sandbox: Sandbox = field(default_factory=find_sandbox, kw_only=True)
     # in place of `ask_workers`, as of a context
     ask: Callable[[Any, Sequence[Any]], list[Any]] | None = field(default=None, kw_only=True)
 
     @property
-    def program(self) -> Path:
-        """The worker's own folder."""
+    def answer_type(self) -> type[Answer]:
         raise NotImplementedError
 
     @property
-    def answer_type(self) -> type[Answer]:
+    def digests(self) -> dict[str, str]:
+        """What decides answers besides the case, for the message where two machines differ."""
+        raise NotImplementedError
+
+    def key(self, case: Case) -> str:
+        """Everything that decides the answer to a case."""
+        raise NotImplementedError
+
+    def folder(self, name: str) -> Path:
+        return self.store.root / "gate" / name
+
+    def answer_path(self, case: Case) -> Path:
+        return self.folder("answers") / f"{self.key(case).removeprefix('sha256:')}.json"
+
+    def keep(self, case: Case, answer: Answer) -> None:
+        """Keeps an answer under its key, unless another try might fare better."""
+        # a worker died or was stopped, or the environment lacks a module: no fault of the kernel
+        if answer.ended not in ("died", "timed out", "not imported"):
+            write_bytes(self.answer_path(case), answer.model_dump_json().encode())
+
+
+@dataclass(frozen=True)
+class WorkerTarget(AnswerTarget[Case, Answer]):
+    """One engine tree in one environment, and the program that asks it."""
+
+    environment: Environment
+    tree: EngineTree
+    sandbox: Sandbox = field(default_factory=find_sandbox, kw_only=True)
+
+    @property
+    def program(self) -> Path:
+        """The worker's own folder."""
         raise NotImplementedError
 
     @property
@@ -97,10 +124,6 @@ class WorkerTarget(Generic[Case, Answer]):
     def writable(self) -> list[Path]:
         """Folders that a worker may write to, beside its own."""
         return []
-
-    def key(self, case: Case) -> str:
-        """Everything that decides the answer to a case."""
-        raise NotImplementedError
 
     def job(self, cases: Sequence[Case]) -> dict[str, Any]:
         """What a worker is given, as JSON."""
@@ -115,23 +138,11 @@ class WorkerTarget(Generic[Case, Answer]):
             **{"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"},
         }
 
-    def folder(self, name: str) -> Path:
-        return self.store.root / "gate" / name
-
     @property
     def digests(self) -> dict[str, str]:
         """What decides answers besides the case, for the message where two machines differ."""
         worker = worker_digest(self.program)
         return {"worker": worker, "environment": self.environment.key, "engine": self.tree.digest}
-
-    def answer_path(self, case: Case) -> Path:
-        return self.folder("answers") / f"{self.key(case).removeprefix('sha256:')}.json"
-
-    def keep(self, case: Case, answer: Answer) -> None:
-        """Keeps an answer under its key, unless another try might fare better."""
-        # a worker died or was stopped, or the environment lacks a module: no fault of the kernel
-        if answer.ended not in ("died", "timed out", "not imported"):
-            write_bytes(self.answer_path(case), answer.model_dump_json().encode())
 
 
 @dataclass(frozen=True)
@@ -232,7 +243,7 @@ def answered(
 
 
 def kept_or_asked(
-    target: WorkerTarget[Case, Answer], cases: Sequence[Case]
+    target: AnswerTarget[Case, Answer], cases: Sequence[Case]
 ) -> list[tuple[Case, Answer, bool]]:
     """Takes answers from the store, and asks workers for the others."""
     kept: dict[str, Answer] = {}
@@ -247,7 +258,8 @@ def kept_or_asked(
     if kept:
         log.say(f"  {len(kept)} of {log.count(len(cases), 'case')} judged before, from the store")
     asked = [case for case in cases if case.name not in kept]
-    new = {answer.case: answer for answer in (target.ask or ask_workers)(target, asked)}
+    ask: Callable[[Any, Sequence[Any]], list[Any]] = target.ask or ask_workers
+    new = {answer.case: answer for answer in ask(target, asked)}
     return [(case, kept.get(case.name) or new[case.name], case.name in kept) for case in cases]
 
 
