@@ -27,6 +27,7 @@ from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core import log
 from pipeline.images.lock.model import read_lock
 from pipeline.images.spec.checkout import Checkout
+from tests.integration.cluster import two_nodes
 from tests.perf import dockerfile
 from tests.perf.bench_clients import compare_clients
 from tests.perf.compiled import measure_ik_llama, measure_tiny
@@ -36,7 +37,9 @@ from tests.perf.publish import compare_engine, compare_engine_edit, compare_publ
 from tests.perf.weights_fetch import FetchSizes, measure_fetch
 from tests.perf.weights_peers import PeerSizes, measure_peers
 from tests.perf.weights_verify import VerifySizes, measure_verify
+from tests.testbed.debian import BOOKWORM
 from tests.testbed.dockerd import DockerDaemon, docker_daemon
+from tests.testbed.nodes import USER
 from tests.testbed.packages import CannotHave
 from tests.testbed.registry import Registry, oci_registry
 
@@ -208,21 +211,40 @@ def measure_publish(report: Report, store: Store, scratch: Path, options: Namesp
 
 
 def measure_slurm(report: Report, store: Store, scratch: Path, options: Namespace) -> None:
-    """What Slurm adds to a chunk: one without cases, over `srun` and without it."""
-    if shutil.which("srun") is None:
-        report.fact("a chunk over Slurm, not measured", "srun is not installed here")
-        return
+    """What Slurm adds to a chunk: one without cases, over `srun` and without it.
+
+    On a machine of no cluster, two nodes of the testbed are one, and this is asked on its head.
+    """
     tool = [sys.executable, "-m", "pipeline", "-q", "--checkout", str(ROOT)]
-    words = ["--store", str(store.root), "gate", "answer", IMAGE, "--only", "parsers", "--offline"]
-    # no keys: what is left is the start of Python, the store and the environment
-    alone = ["/bin/sh", "-c", 'exec "$@" </dev/null', "sh", *tool, *words]
-    over = ["srun", "--nodes=1", "--ntasks=1", "--time=5", *alone]
-    for command in (alone, over):
-        run(command, cwd=ROOT)
-    ours, theirs = in_turns(
-        options.turns, lambda: run(over, cwd=ROOT), lambda: run(alone, cwd=ROOT)
-    )
-    report.compare("a chunk without cases over srun", ours, "the same without Slurm", theirs)
+    prefix, place, where = list[str](), str(store.root), "this cluster"
+    with ExitStack() as stack:
+        if shutil.which("srun") is None:
+            try:
+                daemon = stack.enter_context(docker_daemon(scratch))
+                # nodes have no network: they get the gate's environment from here
+                sm120(store, ROOT, "gate", "run", IMAGE, "--only", "parsers", "--case", "kimi-k2/*")
+                cluster = stack.enter_context(two_nodes(daemon, scratch, BOOKWORM))
+            except CannotHave as reason:
+                report.fact("a chunk over Slurm, not measured", str(reason))
+                return
+            cluster.site.run("--tags", "slurm").require_good()
+            prefix = ["docker", f"--host={daemon.socket_url}", "exec", f"--user={USER}"]
+            prefix += [f"--workdir={ROOT}", f"--env=PYTHONPATH={ROOT}", cluster.head.container]
+            place, where = "/srv/sm120", "two nodes in containers, Debian 12"
+        words = ["--store", place, "gate", "answer", IMAGE, "--only", "parsers", "--offline"]
+        # no keys: what is left is the start of Python, the store and the environment
+        alone = ["/bin/sh", "-c", 'exec "$@" </dev/null', "sh", *tool, *words]
+        over = ["srun", "--nodes=1", "--ntasks=1", "--time=5", *alone]
+        for command in (alone, over):
+            run([*prefix, *command], cwd=ROOT)
+        ours, theirs = in_turns(
+            options.turns,
+            lambda: run([*prefix, *over], cwd=ROOT),
+            lambda: run([*prefix, *alone], cwd=ROOT),
+        )
+    # no CPU: the nodes' own is not seen from here
+    walls = [spread([cost.wall_s for cost in costs], " s") for costs in (ours, theirs)]
+    report.fact(f"a chunk without cases ({where})", f"{walls[0]} over srun, {walls[1]} without")
     added = [o.wall_s - t.wall_s for o, t in zip(ours, theirs, strict=True)]
     report.fact("what Slurm adds to a chunk", spread(added, " s"))
 
