@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipeline.app import bench as bench
+    from pipeline.app import bench_nodes as bench_nodes
     from pipeline.app import build as build
     from pipeline.app import bundle as bundle
     from pipeline.app import deliver as deliver

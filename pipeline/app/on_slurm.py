@@ -1,13 +1,14 @@
-"""`--on slurm`: puts questions to the nodes of a cluster, in chunks: cases of a gate, rebuilds.
+"""`--on slurm`: puts questions to the nodes of a cluster, in chunks.
 
 Each chunk is one `srun` of a command such as `sm120 gate answer` on a node: keys go in on stdin,
 answers come back on stdout, a line each (`answer_cases` of app/gate.py). Only cases without an
 answer in the store are asked for. Slurm is the queue: here are no daemon and no database, and
 answers are kept in the store of this machine alone.
 
-Another kind of work needs three parts, as app/rebuilds.py has them: an `AnswerTarget` that says
-what decides an answer and how it is kept; a command that prints a `NodeReply` for each key on its
-stdin (`answer_rebuilds`); and one call (`rebuild_on_nodes`): `kept_or_asked(target, cases)`, with
+Another kind of work needs three parts, as app/rebuilds.py and app/bench_nodes.py have them: an
+`AnswerTarget` that says what decides an answer, which one fits and how it is kept; a command that
+prints a `NodeReply` for each key on its stdin (`answer_rebuilds`, `answer_benches`); and one call
+(`rebuild_on_nodes`, `measure_on_nodes`): `kept_or_asked(target, cases)` with
 `ask=SlurmNodes(order, words, folder).ask` in the target.
 
 An exit code proves nothing: `srun` ends with 0 when its node dies. An answer counts only if its
@@ -250,7 +251,7 @@ class Chunk:
                 node, about = reply.node or node, reply.about or about
                 if reply.key in left and about == mine:
                     answer = target.answer_type.model_validate(reply.answer)
-                    got |= {reply.key: answer} if answer.case == left[reply.key].name else {}
+                    got |= {reply.key: answer} if target.fits(left[reply.key], answer) else {}
         if wrong:
             return got, wrong, True
         # srun may also end with 0 at the limit: it waited for the step in vain

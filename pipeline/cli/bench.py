@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,16 @@ from pipeline import app
 from pipeline.app.recipes import is_address
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, COUNTS, EXISTING_FILE, Numbers, flag_option, query
-from pipeline.cli.output import say_json
+from pipeline.cli.options import (
+    ANY_PATH,
+    COUNTS,
+    EXISTING_FILE,
+    Numbers,
+    command,
+    flag_option,
+    query,
+)
+from pipeline.cli.output import answer_keys, say_json
 from pipeline.core import log
 from pipeline.serving.bench.marks import cell_marks
 from pipeline.serving.bench.metrics import DEFINITIONS
@@ -21,6 +29,7 @@ from pipeline.serving.bench.results.compare import GATED, LEAST, LEAST_IN_TURNS,
 from pipeline.serving.bench.workload import read_workload, shipped_names
 
 if TYPE_CHECKING:
+    from pipeline.app.on_slurm import SlurmOrder
     from pipeline.app.serve import RemoteHost
     from pipeline.app.statements import FileStatement
     from pipeline.serving.bench.model import BenchRun, Interval
@@ -39,34 +48,46 @@ _RESULT = click.Path(exists=True, path_type=Path)
 _RATES = Numbers("0.5,1,2", 1e-6, float)
 
 
+# of a measurement, wherever it is made
+_measure_options = options.all_of(
+    [
+        options.recipes_option,
+        click.option(
+            "--workload",
+            "names",
+            multiple=True,
+            metavar="NAME|FILE",
+            help="What to ask of it. Repeatable [default: what the recipe names, else `tiny` for"
+            " a tiny recipe and `quick` for others].",
+        ),
+        click.option("--concurrency", type=COUNTS, help="Concurrent requests in place of its own."),
+        click.option("--rate", type=_RATES, help="Requests a second in place of concurrencies."),
+        click.option("--requests", type=click.IntRange(1), help="Requests of each cell."),
+        click.option("--input-tokens", type=click.IntRange(1), help="Prompt tokens."),
+        click.option("--output-tokens", type=click.IntRange(1), help="Answer tokens."),
+        click.option("--repeats", type=click.IntRange(1), help="Trials of each cell."),
+        click.option("--model", help="Name of the model [default: the first that the server has]."),
+        flag_option("--no-speculation", help="The server does not speculate, but does not say so."),
+        flag_option("--allow-loops", help="Mark answers that loop, and count them."),
+        click.option(
+            "--workers", type=click.IntRange(1, 256), help="Client processes [as needed]."
+        ),
+        flag_option("--no-self-test", help="Do not measure the client first."),
+        options.engine_option,
+    ]
+)
+_CHANGES = ("concurrency", "rate", "requests", "input_tokens", "output_tokens", "repeats")
+
+
 @query
 @click.argument("target", metavar="RECIPE|URL")
-@options.recipes_option
-@click.option(
-    "--workload",
-    "names",
-    multiple=True,
-    metavar="NAME|FILE",
-    help="What to ask of it. Repeatable [default: what the recipe names, else `tiny` for"
-    " a tiny recipe and `quick` for others].",
-)
-@click.option("--concurrency", type=COUNTS, help="Concurrent requests in place of its own.")
-@click.option("--rate", type=_RATES, help="Requests a second in place of its concurrencies.")
-@click.option("--requests", type=click.IntRange(1), help="Requests of each cell.")
-@click.option("--input-tokens", "input_tokens", type=click.IntRange(1), help="Prompt tokens.")
-@click.option("--output-tokens", "output_tokens", type=click.IntRange(1), help="Answer tokens.")
-@click.option("--repeats", type=click.IntRange(1), help="Trials of each cell.")
-@click.option("--model", help="Name of the model [default: the first that the server has].")
-@flag_option("--no-speculation", help="The server does not speculate, though it does not say.")
-@flag_option("--allow-loops", help="Mark answers that loop, and count them.")
-@click.option("--workers", type=click.IntRange(1, 256), help="Client processes [as needed].")
+@_measure_options
 @click.option(
     "--host-facts",
     type=EXISTING_FILE,
     help="Facts of the server's host, as `sm120 host facts --json` writes them; with --on they must"
     " be those that the host has now [default with --on: asked of the host].",
 )
-@flag_option("--no-self-test", help="Do not measure the client first.")
 @click.option(
     "--weights",
     type=options.EXISTING_FOLDER,
@@ -78,14 +99,15 @@ _RATES = Numbers("0.5,1,2", 1e-6, float)
     type=ANY_PATH,
     help="Folder for the results of each WORKLOAD; a partial run there goes on [bench].",
 )
-@options.engine_option
 @options.on_options
+@options.slurm_job_options
 def bench_run_command(
     workspace: Workspace,
     /,
     target: str,
     out: Path | None,
     on: RemoteHost | None,
+    slurm: Callable[[str | None], SlurmOrder | None],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -95,14 +117,20 @@ def bench_run_command(
     server is read from SM120_API_KEY. A recipe that is served on another host (--on) is asked
     through the SSH connection, which adds to each latency; the facts of that host are kept beside
     the results, and the numbers are bound to them.
+
+    With --on slurm[:PARTITION], nodes of a cluster serve the recipe and measure it, a job with a
+    whole node for each workload; a workload whose folder holds its run is not measured again.
     """
     if is_address(target) and on:
         raise click.UsageError("--on is for a recipe: an address names its host itself")
-    names = ("concurrency", "rate", "requests", "input_tokens", "output_tokens", "repeats")
-    changes = {name: options.pop(name) for name in (*names, "allow_loops")}
+    changes = {name: options.pop(name) for name in (*_CHANGES, "allow_loops")}
+    is_cluster = on is not None and on.host.partition(":")[0] == "slurm"
+    order = slurm(on.host if on and is_cluster else None)
     request = app.bench.BenchRequest(
-        target, changes=changes, out=out or Path("bench"), on=on, **options
+        target, changes=changes, out=out or Path("bench"), on=None if order else on, **options
     )
+    if order and (request.host_facts or (on and on.inventories)):
+        raise click.UsageError("--on slurm: nodes send their own facts, and have no inventory")
     _, workloads = app.bench.chosen_workloads(workspace, request)
     if on and (starts := [name for name, each in workloads.items() if each.starts]):
         raise click.UsageError(
@@ -127,10 +155,28 @@ def bench_run_command(
             click.echo("\n".join(_lines(run, folder)))
         click.echo(f"statement: {stated.file}, {stated.state}")
 
-    runs = app.bench.measure_server(workspace, request, show)
+    if order:
+        runs = app.bench_nodes.measure_on_nodes(workspace, request, order, show)
+    else:
+        runs = app.bench.measure_server(workspace, request, show)
     if as_json:
         say_json([run.model_dump(mode="json") for run in runs])
     app.bench.require_good(runs)
+
+
+@command
+@click.argument("target", metavar="RECIPE")
+@_measure_options
+@click.option("--weights", type=ANY_PATH, help="Folder of the weights on the node.")
+def bench_answer_command(workspace: Workspace, /, target: str, **options: Any) -> None:
+    """Serve a recipe and measure it by the workloads whose keys come on stdin, a key a line.
+
+    `sm120 bench run --on slurm` runs this on a node. Prints a line of JSON when it begins, one with
+    the digest of the recipe, and one with each run and its requests. Nothing is kept.
+    """
+    changes = {name: options.pop(name) for name in (*_CHANGES, "allow_loops")}
+    request = app.bench.BenchRequest(target, changes=changes, **options)
+    answer_keys(lambda keys: app.bench_nodes.answer_benches(workspace, request, keys))
 
 
 def _lines(run: BenchRun, folder: Path) -> Iterator[str]:

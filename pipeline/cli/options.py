@@ -264,22 +264,12 @@ _layers_from = click.option(
 )
 layers_options = packed("layers", _layers, _layers_from, trust_option)
 
-# nodes of a cluster that do the work; the command gets them as `slurm`, none for this machine
-slurm_options = packed(
-    "slurm",
-    lambda on, chunk, time_limit_s, node_command: app.on_slurm.SlurmOrder.read(
-        on, chunk, time_limit_s, node_command
-    ),
-    click.option(
-        "--on",
-        metavar="slurm[:PARTITION]",
-        help="Let nodes of a Slurm cluster answer what the store has no answer for.",
-    ),
+_jobs_of_slurm = (
     click.option(
         "--chunk",
         type=click.IntRange(1, 500),
         metavar="N",
-        help="Cases or images in one job [default: 24 cases, or one image].",
+        help="Cases in one job of Slurm [default: 24], or images or workloads [default: 1].",
     ),
     click.option(
         "--time-limit",
@@ -295,6 +285,27 @@ slurm_options = packed(
         help="Path of `sm120` on the nodes, with options such as --store DIR; others can read it"
         " [SM120_NODE_COMMAND; default: the path that it has here].",
     ),
+)
+# nodes of a cluster that do the work; the command gets them as `slurm`, none for this machine
+slurm_options = packed(
+    "slurm",
+    lambda on, chunk, time_limit_s, node_command: app.on_slurm.SlurmOrder.read(
+        on, chunk, time_limit_s, node_command
+    ),
+    click.option(
+        "--on",
+        metavar="slurm[:PARTITION]",
+        help="Let nodes of a Slurm cluster answer what the store has no answer for.",
+    ),
+    *_jobs_of_slurm,
+)
+# the same beside `on_options`: the command calls `slurm` with what --on names
+slurm_job_options = packed(
+    "slurm",
+    lambda chunk, time_limit_s, node_command: (
+        lambda on: app.on_slurm.SlurmOrder.read(on, chunk, time_limit_s, node_command)
+    ),
+    *_jobs_of_slurm,
 )
 _registries = click.option(
     "--base-registry",

@@ -191,6 +191,9 @@ BENCH = {
         "recipe",
         "Preparing to measure",
     ),
+    "answer": Verb(
+        "bench:bench_answer_command", "Serve and measure by keys, as a node of Slurm.", "recipe"
+    ),
     "list": Verb("bench:bench_list_command", "List the workloads that are shipped."),
     "compare": Verb("bench:bench_compare_command", "Compare two results; a gate for CI."),
     "attest": Verb("bench:bench_attest_command", "State and sign the results of benchmarks."),

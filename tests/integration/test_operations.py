@@ -12,9 +12,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.integration.cluster import CONTAINER, KEY, PACKAGES, cgroup_plugin
 from tests.integration.host_command import verify
 from tests.integration.site import Site, unlocked_site
-from tests.integration.test_slurm_cluster import CONTAINER, KEY, PACKAGES, cgroup_plugin
 from tests.testbed.debian import bring_packages
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.nodes import Node

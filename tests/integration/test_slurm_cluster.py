@@ -24,7 +24,7 @@ from tests.testbed.nodes import USER
 from tests.testbed.playbook import ROOT
 
 pytestmark = [pytest.mark.big, pytest.mark.timeout(3600)]
-PARSERS, KERNELS = Judged("parsers", "kimi-k2/*", 5), Judged("smem", "decode-*", 3)
+PARSERS, KERNELS = Judged("parsers", "kimi-k2/*/*", 6), Judged("smem", "decode-*", 4)
 both_gates = pytest.mark.parametrize("judged", [PARSERS, KERNELS], ids=lambda each: each.gate)
 
 

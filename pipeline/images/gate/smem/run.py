@@ -95,6 +95,10 @@ class AnswerTarget(Generic[Case, Answer]):
     def answer_path(self, case: Case) -> Path:
         return self.folder("answers") / f"{self.key(case).removeprefix('sha256:')}.json"
 
+    def fits(self, case: Case, answer: Answer) -> bool:
+        """Whether what another machine sent for a case is an answer to it."""
+        return answer.case == case.name
+
     def keep(self, case: Case, answer: Answer) -> None:
         """Keeps an answer under its key, unless another try might fare better."""
         # a worker died or was stopped, or the environment lacks a module: no fault of the kernel
