@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +91,13 @@ def test_chunks_over_nodes_find_what_one_machine_finds_and_a_second_run_submits_
     assert findings(again) == findings(alone)
     assert all(case["cached"] for case in again["cases"])
     assert len(cluster.jobs()) == before + len(jobs)
+
+
+def test_what_slurm_adds_to_a_chunk_is_measured(cluster: Cluster) -> None:
+    line = f"SM120_STORE=/srv/sm120 PYTHONPATH={ROOT} {sys.executable} -m tests.perf --only-slurm"
+    text = cluster.head.shell(f"cd {ROOT} && su {USER} -c {json.dumps(line)}")
+    print(text, Path("/proc/loadavg").read_text(encoding="utf-8"))
+    assert re.search(r"what Slurm adds to a chunk: \d", text), text
 
 
 @both_gates
