@@ -22,11 +22,13 @@ from tests.integration.cluster import GPUS, KEY, PYTHON, STORE, Cluster, Judged,
 from tests.integration.host_command import verify
 from tests.testbed.debian import BOOKWORM, TRIXIE
 from tests.testbed.dockerd import DockerDaemon
+from tests.testbed.forked import run_forked
 from tests.testbed.nodes import USER
 from tests.testbed.playbook import ROOT
 
 pytestmark = [pytest.mark.big, pytest.mark.timeout(3600)]
 PARSERS, KERNELS = Judged("parsers", "kimi-k2/*/*", 6), Judged("smem", "decode-*", 4)
+IMAGE = "llama-cpp-cpu"
 both_gates = pytest.mark.parametrize("judged", [PARSERS, KERNELS], ids=lambda each: each.gate)
 
 
@@ -91,6 +93,33 @@ def test_chunks_over_nodes_find_what_one_machine_finds_and_a_second_run_submits_
     assert findings(again) == findings(alone)
     assert all(case["cached"] for case in again["cases"])
     assert len(cluster.jobs()) == before + len(jobs)
+
+
+def test_nodes_build_an_image_again_with_equal_bytes_and_are_not_asked_twice(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    if not (STORE / "images" / IMAGE / "linux-amd64").is_dir():
+        pytest.skip(f"The store has no {IMAGE}: `sm120 build {IMAGE}`.")
+    collect = ("--store", str(STORE), "image", "collect", IMAGE, "--platform", "linux/amd64")
+    run_forked(*collect, "--output", str(tmp_path / "mirror")).check_returncode()
+    for node in cluster.site.fleet.nodes:
+        node.put(tmp_path / "mirror", "/srv/mirror")
+    # the first build, read-only; nodes have none
+    cluster.head.shell(
+        "mkdir -p /srv/rebuilt && cp /srv/store/store.json /srv/rebuilt && cd /srv/store &&"
+        " for name in images oci layers contents plans; do ln -s $PWD/$name /srv/rebuilt; done;"
+        f" chown {USER}: /srv/rebuilt /srv/rebuilt/store.json"
+    )
+    node_command = "/usr/bin/env SM120_MIRRORS=/srv/mirror /usr/local/bin/sm120-node"
+    words = ("image", "rebuild", IMAGE, "--platform", "linux/amd64", "--offline", "--on", "slurm")
+    line = f"{PYTHON} --store /srv/rebuilt {' '.join(words)} --node-command '{node_command}'"
+    before = len(cluster.jobs())
+    said = cluster.head.shell(f"cd {ROOT} && su {USER} -c {json.dumps(line)}")
+    print(said)
+    assert re.search(rf"^{IMAGE} for linux/amd64: identical on n[12], sha256:", said, re.M)
+    again = cluster.head.shell(f"cd {ROOT} && su {USER} -c {json.dumps(line)}")
+    assert re.search(r"identical on n[12], as kept, sha256:", again)
+    assert len(cluster.jobs()) == before + 1
 
 
 def test_what_slurm_adds_to_a_chunk_is_measured(cluster: Cluster) -> None:
