@@ -5,7 +5,9 @@
     checkout.tar         the checkout as committed, with its locks
     mirror/              wheels, .debs and sources, for --mirror; in tool/ those of this tool
     images/ store/       images that are built, each an OCI layout, and what the store keeps of them
-    weights/ hosts/      locked sets; packages of hosts, as a signed apt repository for each system
+    weights/             locked sets
+    hosts/ system/       packages of hosts, locked ones and those of the system's own archive: for
+                         each system a part of a repository, with that repository's signed index
     keys/                public keys and the trust file
 
 `write_bundle` composes what other commands do; `unbundle` believes nothing before the signature
@@ -24,10 +26,10 @@ from datetime import UTC, datetime
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from urllib.parse import quote
 
-from pydantic import AfterValidator, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, Field, RootModel, StringConstraints, ValidationError
 
 from pipeline import __version__
 from pipeline.app.deliver import collect_images, collect_own_tool, export_image, inputs_of
@@ -39,6 +41,7 @@ from pipeline.artifacts.attest.envelope import SUFFIX
 from pipeline.artifacts.attest.keys import public_pem
 from pipeline.artifacts.attest.names import BUNDLE
 from pipeline.artifacts.attest.trust import with_named_keys
+from pipeline.artifacts.oci.document import Descriptor
 from pipeline.artifacts.store.store import read_image_record
 from pipeline.bootstrap import FOLDER
 from pipeline.core import log, proc
@@ -68,6 +71,7 @@ from pipeline.core.model import (
     Count,
     Digest,
     Frozen,
+    Name,
     Platform,
     Sha1,
     canonical_json,
@@ -85,7 +89,11 @@ from pipeline.evidence.verify.walk import walk_evidence
 from pipeline.images.assemble.image import Built, find_built
 from pipeline.images.assemble.plan import plan_image
 from pipeline.images.fetch.base_settings import BaseSettings
+from pipeline.images.fetch.inputs import Fetcher, collect
+from pipeline.images.fetch.sources import DebianMirror, Sources, debian_mirror, read_below
+from pipeline.images.lock.debian import resolve_closure
 from pipeline.images.lock.model import DebPin
+from pipeline.images.lock.release import DEBIAN_12_KEYRING
 from pipeline.weights.sign.record import weights_record_path
 
 if TYPE_CHECKING:
@@ -99,6 +107,15 @@ _MOST_BYTES = 256 << 20  # of a manifest: a million files
 # Larger files are wheels, layers and weights, which are packed; a key is a small text.
 _MOST_SCANNED_BYTES = 64 << 20
 _PRIVATE = re.compile(rb"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY-----\s+[A-Za-z0-9+/=:,\s-]{40}")
+# What roles install that no lock names, in the checkout.
+SYSTEM_PACKAGES = "ansible/vars/system_packages.yml"
+# Of each system the suite with all its packages and their fixes up to its last point release. Those
+# of later fixes are signed for a week only, and apt refuses them after that.
+_SUITES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "debian-12": ("bookworm", ("main",)),
+    "debian-13": ("trixie", ("main",)),
+    "ubuntu-24.04": ("noble", ("main", "universe")),
+}
 # Commands that build images for every platform that they have, unless one is named.
 _BUILDS = (["build"], ["plan"], ["image", "build"], ["image", "plan"])
 
@@ -131,6 +148,10 @@ class BundleManifest(Frozen):
     files: Annotated[list[BundleFile], Field(min_length=1)]
 
 
+class RolePackages(RootModel[dict[Name, list[Name]]]):
+    """Which packages a role installs from the archive of a host's own system."""
+
+
 class BundlePart(NamedTuple):
     """A part of a bundle, and how much it holds; none where that is known only afterwards."""
 
@@ -153,6 +174,12 @@ class BundleRequest:
     # of the hosts' packages: system → address
     repositories: Mapping[str, str] = field(default_factory=dict)
     keyring: Path | None = None
+    # of the system's own packages: whether they are brought, and where it is not Debian's
+    archive: bool = True
+    archives: Mapping[str, str] = field(default_factory=dict)
+    archive_keyring: Path | None = None
+    roles: tuple[str, ...] = ()  # whose packages the hosts need from there; none: all
+    packages: tuple[str, ...] = ()  # and more of them
     key_path: Path | None = None
     bases: BaseSettings | None = None
 
@@ -167,6 +194,15 @@ class _Needs:
     files: dict[str, Path]  # of the plan's folder
     has_hosts: bool
     left_out: Sequence[str]
+
+
+class _AptPart(NamedTuple):
+    """A part of a repository: some packages, and the signed index that lists all."""
+
+    what: str
+    bases: tuple[str, ...]  # where the repository is
+    pins: Sequence[DebPin]
+    files: Mapping[str, bytes]  # the index and, for a vendor's repository, its key
 
 
 class Bundled(NamedTuple):
@@ -268,8 +304,8 @@ def write_bundle(workspace: Workspace, request: BundleRequest, *, dry_run: bool 
             fetches[name] = FetchRequest(name, folder / place, neighbours=neighbours)
         else:
             left_out.append(f"weights {name}: --no-weights")
-    locked = _packages(workspace, request, needs, left_out)
-    wanted |= {f"hosts/{name.replace('/', '-')}": f"packages of {name}" for name in locked}
+    repositories = _repositories(workspace, request, left_out) if needs.has_hosts else {}
+    wanted |= {place: part.what for place, part in repositories.items()}
     if dry_run:
         sizes = [p.size_bytes for p in pins.values()]
         sizes += [b.size_bytes for base in foreign.values() for b in base.blobs]
@@ -282,14 +318,14 @@ def write_bundle(workspace: Workspace, request: BundleRequest, *, dry_run: bool 
         for name, each in fetches.items():
             planned = [file.size_bytes for file in plan_set(workspace, each).files]
             parts.append(BundlePart(f"weights {name}", len(planned), sum(planned)))
-        for name, debs in locked.items():
-            sizes = [deb.size_bytes for deb in debs]
-            parts.append(BundlePart(f"packages of {name}", len(sizes), sum(sizes)))
+        for part in repositories.values():
+            sizes = [pin.size_bytes for pin in part.pins] + [len(x) for x in part.files.values()]
+            parts.append(BundlePart(part.what, len(sizes), sum(sizes)))
         return Bundled(None, parts, left_out, signer.key_id)
     _files(folder, wanted)
     for name, chosen in needs.images:
-        sources = {"mirrors": request.mirrors, "bases": request.bases}
-        collect_images(workspace, [name], folder / "mirror", chosen, **sources)  # type: ignore[arg-type]
+        given = {"mirrors": request.mirrors, "bases": request.bases}
+        collect_images(workspace, [name], folder / "mirror", chosen, **given)  # type: ignore[arg-type]
     collect_own_tool(workspace, folder / "mirror", platform, request.python)
     for image in built.values():
         _image(workspace, image, folder)
@@ -300,8 +336,14 @@ def write_bundle(workspace: Workspace, request: BundleRequest, *, dry_run: bool 
         for entry in files_below(done.place.state):
             if Path(entry.path) not in kept:
                 Path(entry.path).unlink()
-    for name, debs in locked.items():
-        _bring(workspace, request, name, debs, folder / "hosts" / name.replace("/", "-"))
+    for place, part in repositories.items():
+        store, client = workspace.store(), NetClient(read_settings(request.mirrors))
+        sources = Sources(client, partial(DebianMirror, part.bases, ()))
+        fetcher = Fetcher(store, client, sources, offline=False)
+        with store.in_use():
+            collect(store, fetcher, part.pins, folder / place, as_archive=True)
+        for name, data in part.files.items():
+            write_bytes(folder / place / name, data)
     with os_errors_explained(folder):
         for name, path in {**needs.files, request.path.name: request.path}.items():
             write_bytes(folder / "plan" / name, path.read_bytes())
@@ -338,53 +380,71 @@ def write_bundle(workspace: Workspace, request: BundleRequest, *, dry_run: bool 
     return Bundled(manifest, parts, left_out, signer.key_id)
 
 
-def _packages(
-    workspace: Workspace, request: BundleRequest, needs: _Needs, left_out: list[str]
-) -> dict[str, list[DebPin]]:
-    """The locked packages of each system whose repository was named."""
+def _repositories(
+    workspace: Workspace, request: BundleRequest, left_out: list[str]
+) -> dict[str, _AptPart]:
+    """By their place in the bundle: for each system the locked packages, and its own archive's.
+
+    Indexes stay as they were signed, so that apt on a host judges them as it judges the original.
+    """
     from pipeline.app.hosts import check_lock
+    from pipeline.hosts.lock import PackageIndex, read_package_index
 
-    if not needs.has_hosts:
-        return {}
-    # apt takes these from the system's own archive, in whatever version that has
-    left_out.append("packages of the hosts' own system, such as podman: no lock names them")
-    found = {}
+    client, parts = NetClient(read_settings()), dict[str, _AptPart]()
+
+    def read(
+        bases: Sequence[str], keyring: Path, architecture: str, *suite: Any
+    ) -> tuple[PackageIndex, dict[str, bytes]]:
+        kept: dict[str, bytes] = {}
+
+        def read_and_keep(path: str, most_bytes: int) -> bytes:
+            kept[path] = read_below(client, bases, path, most_bytes)
+            return kept[path]
+
+        return read_package_index(read_and_keep, keyring, architecture, *suite), kept
+
     for name, target in check_lock(workspace).targets.items():
-        if name in request.repositories and request.keyring:
-            found[name] = list({pin.sha256: pin for pin in target.pins().values()}.values())
-        else:
+        if name not in request.repositories or not request.keyring:
             left_out.append(f"packages of {name}: --repository {name}=ADDRESS and --keyring FILE")
-    return found
-
-
-def _bring(
-    workspace: Workspace, request: BundleRequest, target: str, pins: list[DebPin], folder: Path
-) -> None:
-    """A system's packages with the signed index that lists them: a repository of its own."""
-    from pipeline.hosts.lock import read_package_index
-    from pipeline.images.fetch.inputs import collect, make_fetcher
-    from pipeline.images.fetch.sources import read_below
-
-    address, kept, store = request.repositories[target], dict[str, bytes](), workspace.store()
-    assert request.keyring is not None  # `_packages` asks for it
-    read = partial(read_below, NetClient(read_settings()), [address])
-
-    def read_and_keep(path: str, most_bytes: int) -> bytes:
-        kept[path] = read(path, most_bytes)
-        return kept[path]
-
-    index = read_package_index(read_and_keep, request.keyring, target.partition("/")[2])
-    for pin in pins:
-        if pin.sha256 not in {each.get("SHA256") for each in index.stanzas.get(pin.name, ())}:
-            raise LockStale(
-                f"{pin.file}: the repository of {target} no longer lists it",
-                "Lock again (`sm120 host lock`), or name a mirror of that day.",
-            )
-    places = {f"{address}/{pin.path.rpartition('/')[0]}".rstrip("/") for pin in pins}
-    with store.in_use():
-        collect(store, make_fetcher(store, tuple(sorted(places)), False), pins, folder)
-    for path, data in {**kept, "keyring": request.keyring.read_bytes()}.items():
-        write_bytes(folder / path, data)
+            continue
+        (system, _, architecture), base = name.partition("/"), (request.repositories[name],)
+        index, files = read(base, request.keyring, architecture)
+        pins = list({pin.sha256: pin for pin in target.pins().values()}.values())
+        for pin in pins:
+            if pin.sha256 not in {each.get("SHA256") for each in index.stanzas.get(pin.name, ())}:
+                raise LockStale(
+                    f"{pin.file}: the repository of {name} no longer lists it",
+                    "Lock again (`sm120 host lock`), or name a mirror of that day.",
+                )
+        folder = name.replace("/", "-")
+        files |= {"keyring": request.keyring.read_bytes()}
+        parts[f"hosts/{folder}"] = _AptPart(f"packages of {name}", base, pins, files)
+        named, what = request.archives.get(name), f"packages of the own archive of {name}"
+        if not request.archive:
+            left_out.append(f"{what}: --no-archive")
+            continue
+        keyring = request.archive_keyring or (DEBIAN_12_KEYRING if system == "debian-12" else None)
+        if keyring is None or not (named or system.startswith("debian-")):
+            left_out.append(f"{what}: --archive {name}=ADDRESS and --archive-keyring FILE")
+            continue
+        bases = (named,) if named else debian_mirror().main
+        index, files = read(bases, keyring, architecture, *_SUITES[system])
+        by_role = read_yaml(workspace.checkout().root / SYSTEM_PACKAGES, RolePackages).root
+        if unknown := sorted({*request.roles} - by_role.keys()):
+            hint = f"Roles that do: {', '.join(by_role)}."
+            raise SpecInvalid(f"{unknown[0]}: is no role that installs such packages", hint)
+        chosen = {p for role in request.roles or by_role for p in by_role[role]}
+        # a role names a package that only some systems have; who names one himself wants it
+        missing = sorted(chosen - index.stanzas.keys())
+        left_out += [f"{each}: the archive of {name} has no such package" for each in missing]
+        wanted = {*chosen, *request.packages} - {*missing}
+        offered = [stanza for versions in index.stanzas.values() for stanza in versions]
+        pins = resolve_closure([offered], wanted, architecture)
+        parts[f"system/{folder}"] = _AptPart(what, bases, pins, files)
+        if not any(each.startswith("linux-headers-") for each in wanted):
+            kernel = "headers of the hosts' kernel, which compile the driver"
+            left_out.append(f"{kernel}: --package linux-headers-VERSION")
+    return parts
 
 
 def _image(workspace: Workspace, built: Built, folder: Path) -> None:
@@ -456,6 +516,7 @@ class Unbundled(NamedTuple):
 
     manifest: BundleManifest
     folder: Path  # where its parts lie now
+    source: Path  # the bundle itself, which keeps the images
     images: list[str]  # that are in the store now
     signed_by: str
 
@@ -543,7 +604,7 @@ def unbundle(
             half.rename(place / "checkout")
     names = _keep(workspace, folder)
     signers = {key.name for opened in judged.believed for key in opened.keys}
-    return Unbundled(manifest, place, names, ", ".join(sorted(signers)))
+    return Unbundled(manifest, place, folder, names, ", ".join(sorted(signers)))
 
 
 _TRUSTED = (
@@ -626,16 +687,22 @@ def _keep(workspace: Workspace, folder: Path) -> list[str]:
 def serve_bundle(
     workspace: Workspace, done: Unbundled, *, host: str, port: int
 ) -> AbstractContextManager[ServedHub]:
-    """A checked bundle at one address: package index, mirror, apt repositories and Hub.
+    """A checked bundle at one address: package index, mirror, apt repositories, registry and Hub.
 
-    `simple/` is an index for pip and uv, `mirror/` goes with --mirror, `hosts/` with apt, and all
-    else is the Hub's, for the sets of weights.
+    `simple/` is an index for pip and uv, `mirror/` goes with --mirror, `hosts/` and `system/` with
+    apt, `v2/` is a registry to read from, and all else is the Hub's, for the sets of weights.
     """
     from pipeline.app.weights_hub import serve_hub
     from pipeline.weights.disk.hashing import identity_of
     from pipeline.weights.serve.http import FilePart, Response
 
-    served = {f.path: f for f in done.manifest.files if f.path.startswith(("mirror/", "hosts/"))}
+    own = ("mirror/", "hosts/", "system/")
+    served = {f.path: f for f in done.manifest.files if f.path.startswith(own)}
+    blobs = {f.path: f for f in done.manifest.files if f.path.startswith("images/")}
+    tags: dict[str, dict[str, Descriptor]] = {}  # of each image, by its processor
+    for path in (done.source / "store" / "images").glob("*/*/image.json"):
+        processor = path.parts[-2].partition("-")[2]
+        tags.setdefault(path.parts[-3], {})[processor] = read_image_record(path).descriptor
     projects: dict[str, list[BundleFile]] = {}
     for file in served.values():
         if file.path.endswith(".whl"):
@@ -657,12 +724,31 @@ def serve_bundle(
         if parts[0] == "simple" and (wheels := projects.get(parts[1])):
             where = {f.path: f"/{quote(f.path)}#sha256={f.sha256[7:]}" for f in wheels}
             return page({path.rpartition("/")[2]: to for path, to in where.items()})
-        if (file := served.get("/".join(parts))) is None:
+        folder, file = done.folder, served.get("/".join(parts))
+        headers = {"Content-Type": "application/octet-stream"}
+        # https://github.com/opencontainers/distribution-spec/blob/main/spec.md, as far as it reads
+        if parts in (["v2"], ["v2", ""]):
+            return Response(200, {"Content-Type": "application/json"}, b"{}")
+        if parts[0] == "v2" and len(parts) == 4 and (images := tags.get(parts[1])):
+            _, name, kind, reference = parts
+            if (kind, reference) == ("tags", "list"):
+                body = canonical_json({"name": name, "tags": sorted(images)})
+                return Response(200, {"Content-Type": "application/json"}, body)
+            if kind == "manifests":
+                found = [d for t, d in images.items() if reference in (t, d.digest)]
+                reference = found[0].digest if found else ""
+                headers = {"Content-Type": found[0].media_type} if found else {}
+            headers["Docker-Content-Digest"] = reference
+            place = f"blobs/sha256/{reference.removeprefix('sha256:')}"
+            folder = done.source
+            kept = (blobs.get(f"images/{name}.{each}/{place}") for each in images)
+            file = next(filter(None, kept), None)
+        if file is None:
             return None
         # a link that was put there since is not followed
-        handle = os.open(done.folder / file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = os.open(folder / file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         part = FilePart(handle, 0, file.size_bytes, identity_of(os.fstat(handle)))
-        return Response(200, {"Content-Type": "application/octet-stream"}, part=part)
+        return Response(200, headers, part=part)
 
     folders = sorted(path for path in (done.folder / "weights").glob("*") if path.is_dir())
     return serve_hub(workspace, folders, host=host, port=port, answer_first=answer)

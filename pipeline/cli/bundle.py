@@ -54,6 +54,40 @@ _for = click.option(
     help="Repository of hosts' packages, such as ubuntu-24.04/amd64=URL. Repeatable.",
 )
 @click.option("--keyring", type=EXISTING_FILE, help="Public key of that repository.")
+@click.option(
+    "--no-archive",
+    "archive",
+    flag_value=False,
+    default=True,
+    help="Leave packages of the system's own archive out: the hosts reach one.",
+)
+@click.option(
+    "--role",
+    "roles",
+    multiple=True,
+    help="Role of hosts whose packages are brought from the system's own archive. Repeatable."
+    " [default: every role]",
+)
+@click.option(
+    "--package",
+    "packages",
+    multiple=True,
+    metavar="NAME",
+    help="One more package of that archive, such as linux-headers-VERSION. Repeatable.",
+)
+@click.option(
+    "--archive",
+    "archives",
+    multiple=True,
+    callback=_pair,
+    metavar="SYSTEM=ADDRESS",
+    help="The system's own archive [default: Debian's, as apt has it here]. Repeatable.",
+)
+@click.option(
+    "--archive-keyring",
+    type=EXISTING_FILE,
+    help="Public keys of that archive [default: those of Debian 12].",
+)
 @options.key_option
 @options.mirror_option
 @options.base_options
@@ -61,8 +95,9 @@ def bundle_command(workspace: Workspace, /, dry_run: bool, as_json: bool, **opti
     """Bring all that the stages of a plan need into one folder, and sign a list of it.
 
     Inputs of the images that they build, images that are built, weights that they fetch, packages
-    of hosts, the plan with its files, the checkout as committed, this tool, public keys. The same
-    command goes on after an interruption.
+    of hosts (those that are locked, and those that roles install from the system's own archive),
+    the plan with its files, the checkout as committed, this tool, public keys. The same command
+    goes on after an interruption.
 
     On the machine without network: sm120 unbundle DIR
     """
@@ -114,7 +149,8 @@ def unbundle_command(
     here: a key in the bundle itself says nothing.
 
     --serve hands it on at one address: a package index (simple/), a mirror for --mirror (mirror/),
-    apt repositories of hosts' packages (hosts/) and a Hub for the weights.
+    apt repositories of hosts' packages (hosts/, system/), a registry to read images from (v2/) and
+    a Hub for the weights.
     """
     done = app.bundle.unbundle(workspace, **options)
     place, manifest = done.folder, done.manifest
@@ -142,4 +178,10 @@ def unbundle_command(
         if not as_json:
             click.echo(f"export UV_DEFAULT_INDEX={hub.endpoint}/simple/")
             click.echo(f"export SM120_MIRRORS={hub.endpoint}/mirror HF_ENDPOINT={hub.endpoint}")
+            for name in sorted({"/".join(f.path.split("/")[:2]) for f in manifest.files}):
+                # as the inventory of hosts names them
+                if name.startswith("hosts/"):
+                    click.echo(f"nvidia_repository_url: {hub.endpoint}/{name}")
+                elif name.startswith("system/"):
+                    click.echo(f"nvidia_repository_system_url: {hub.endpoint}/{name}")
         hub.run()

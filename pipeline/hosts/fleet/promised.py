@@ -41,6 +41,11 @@ class RepositoryPromise(RolePromise):
     components: list[str]
     key: str  # on the controller
     key_place: str
+    # where the host reaches no archive of its own system
+    system_url: str = ""
+    system_suite: str = ""
+    system_components: list[str] = []
+    system_key: str = ""
 
 
 class DriverPromise(RolePromise):

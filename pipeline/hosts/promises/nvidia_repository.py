@@ -10,6 +10,7 @@ from pipeline.hosts.promises import checks
 from pipeline.hosts.promises.checks import Host, require, require_none
 
 _SOURCE = "/etc/apt/sources.list.d/sm120-nvidia.sources"
+_SYSTEM = "/etc/apt/sources.list.d/sm120-system.sources"
 # options of a source by which apt does not require a signature, see sources.list(5)
 _WITHOUT = ("trusted", "allow-insecure", "allow-weak", "allow-downgrade-to-insecure")
 # and by which it takes an index of any age: an old one offers packages with known holes
@@ -24,14 +25,21 @@ _PROGRAM = re.compile(r"^APT::Key::gpgvcommand$", re.I)
 
 
 def test_the_source_is_the_one_of_the_inventory(host: Host, wanted: RepositoryPromise) -> None:
-    """Address, suite and components."""
-    lines = [x for x in checks.text_of(host, _SOURCE).splitlines() if x and not x.startswith("#")]
-    source = {key: value.strip() for key, _, value in (x.partition(":") for x in lines)}
+    """Address, suite and components; those of the system's own packages, too."""
     want = {"Types": "deb", "URIs": wanted.url, "Suites": wanted.suite}
     want["Signed-By"] = wanted.key_place
     if wanted.components:
         want["Components"] = " ".join(wanted.components)
-    require(source == want, f"{_SOURCE} has {source}")
+    places = {_SOURCE: want}
+    if wanted.system_url:
+        places[_SYSTEM] = {
+            **{"Types": "deb", "URIs": wanted.system_url, "Suites": wanted.system_suite},
+            **{"Components": " ".join(wanted.system_components), "Signed-By": wanted.system_key},
+        }
+    for place, want in places.items():
+        lines = [x for x in checks.text_of(host, place).splitlines() if x and x[0] != "#"]
+        source = {key: value.strip() for key, _, value in (x.partition(":") for x in lines)}
+        require(source == want, f"{place} has {source}")
 
 
 def test_the_source_is_believed_by_its_own_key_only(host: Host, wanted: RepositoryPromise) -> None:

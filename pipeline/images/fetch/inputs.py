@@ -42,7 +42,7 @@ from pipeline.images.fetch.base import Bases
 from pipeline.images.fetch.base_settings import BaseSettings
 from pipeline.images.fetch.sources import Place, Sources, debian_mirror, read_below
 from pipeline.images.lock.make import Transport
-from pipeline.images.lock.model import BasePin, Pin
+from pipeline.images.lock.model import BasePin, DebPin, Pin
 
 # Large files keep the line busy, small ones wait for answers: some threads begin at each end.
 LARGE_FIRST, SMALL_FIRST = 4, 6
@@ -210,11 +210,27 @@ def _hashed(source: BinaryIO, bar: Bar, stop: threading.Event, out: BinaryIO | N
     return sha.hexdigest()
 
 
-def collect(store: Store, fetcher: Fetcher, pins: Sequence[Pin], folder: Path) -> int:
-    """Fetch all pins and put them into `folder` under their own names; returns the bytes."""
+def collect(
+    store: Store,
+    fetcher: Fetcher,
+    pins: Sequence[Pin],
+    folder: Path,
+    *,
+    as_archive: bool = False,
+) -> int:
+    """Fetch all pins and put them into `folder` under their own names; returns the bytes.
+
+    `as_archive`: each .deb under its path below a mirror, where apt looks for it.
+    """
+
+    def name_of(pin: Pin) -> str:
+        return pin.path if as_archive and isinstance(pin, DebPin) else pin.file
+
     with os_errors_explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    todo = [p for p in pins if not is_whole(folder / p.file, f"sha256:{p.sha256}", p.size_bytes)]
+    todo = [
+        p for p in pins if not is_whole(folder / name_of(p), f"sha256:{p.sha256}", p.size_bytes)
+    ]
     total = sum(p.size_bytes for p in todo)
     absent = [p for p in todo if not store.has_input(p.sha256, p.size_bytes)]
     begun = [size_so_far(store.partial_path(p.sha256)) for p in absent]
@@ -228,7 +244,8 @@ def collect(store: Store, fetcher: Fetcher, pins: Sequence[Pin], folder: Path) -
     ):
         for pin, path in arrivals:
             with os_errors_explained(folder):
-                _place(path, folder / pin.file)
+                (folder / name_of(pin)).parent.mkdir(parents=True, exist_ok=True)
+                _place(path, folder / name_of(pin))
     return sum(p.size_bytes for p in pins)
 
 

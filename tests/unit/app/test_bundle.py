@@ -18,16 +18,22 @@ import pytest
 import yaml
 
 from pipeline.app import bundle, deliver
-from pipeline.app.bundle import MANIFEST, BundleManifest, serve_bundle, unbundle
+from pipeline.app.bundle import (
+    MANIFEST,
+    SYSTEM_PACKAGES,
+    BundleManifest,
+    serve_bundle,
+    unbundle,
+)
 from pipeline.app.signing import signer_of
 from pipeline.app.statements import sign_file
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.attest.keys import LocalSigner, make_private_key
 from pipeline.core.errors import AddressUnusable
 from pipeline.core.model import sha256_of
-from tests.testbed.apt_repository import new_repository, nvidia_packages
+from tests.testbed.apt_repository import StandIn, new_repository, nvidia_packages
 from tests.testbed.hub import test_hub as small_hub
-from tests.testbed.signer import new_signer
+from tests.testbed.signer import Signer, new_signer
 from tests.unit.support import ROOT, Command, Ended, make_checkout, make_wheel
 
 STAGES = {
@@ -138,6 +144,23 @@ def test_what_was_built_is_carried_and_behind_the_wall_it_is_in_the_store(
     assert again.code == 0, again.err
     assert again.json[0]["cached"] is True
     assert sm120(*there, "verify", "tiny").code == 0
+    # other machines read it from a registry, whose answers carry its digest
+    workspace = Workspace(checkout_path=site / "code", store_path=site / "there")
+    opened = unbundle(workspace, site / "usb", site / "place")
+    with serve_bundle(workspace, opened, host="127.0.0.1", port=0) as hub:
+        threading.Thread(target=hub.run, daemon=True).start()
+        registry = hub.endpoint.removeprefix("http://")
+        pull = ("registry", "pull", f"{registry}/tiny:amd64", site / "pulled", "--insecure-http")
+        pulled = sm120(*pull, "--json")
+        assert pulled.code == 0, pulled.err
+        assert pulled.json["digest"] == again.json[0]["digest"]
+        for name in ("tiny:arm64", "other:amd64", f"tiny@sha256:{'0' * 64}"):
+            place = site / "nowhere"
+            wrong = sm120("registry", "pull", f"{registry}/{name}", place, "--insecure-http")
+            assert wrong.code != 0
+            assert not place.exists()
+        with urllib.request.urlopen(f"{hub.endpoint}/v2/tiny/tags/list") as answer:
+            assert json.loads(answer.read()) == {"name": "tiny", "tags": ["amd64"]}
     # and from its inputs alone, in a store that has nothing
     fresh = ("--checkout", site / "place" / "checkout", "--store", site / "fresh")
     mirror = ("--offline", "--mirror", site / "place" / "mirror")
@@ -483,8 +506,10 @@ def test_packages_of_hosts_come_with_the_signed_index_that_lists_them(
         left_out = make("--json").json["left_out"]
         assert any(each.startswith(f"packages of {system}: --repository") for each in left_out)
         named = ("--repository", f"{system}={there.root}", "--keyring", there.keyring)
-        done = make(*named)
+        named = (*named, "--no-archive")
+        done = make(*named, "--json")
         assert done.code == 0, done.err
+        assert done.json["left_out"] == [f"packages of the own archive of {system}: --no-archive"]
         held = site / "usb" / "hosts" / "debian-12-amd64"
         assert (held / "InRelease").read_bytes() == (there.root / "InRelease").read_bytes()
         debs = {path.name for path in held.glob("*.deb")}
@@ -499,6 +524,86 @@ def test_packages_of_hosts_come_with_the_signed_index_that_lists_them(
             wrong = new_repository(site / "forged", other, nvidia_packages())
             forged = make("--repository", f"{system}={wrong.root}", "--keyring", there.keyring)
             assert forged.error == "SignatureInvalid", forged.err
+
+
+def write_archive(root: Path, signer: Signer, packages: list[StandIn]) -> Path:
+    """A suite of a Debian-like archive: a pool, and a signed index that is found by its hash."""
+    flat = new_repository(root / "pool", signer, packages)
+    index = "\n".join(x.replace("Filename: ./", "Filename: pool/") for x in flat.stanzas).encode()
+    sha256, place = sha256_of(index)[7:], root / "dists" / "bookworm"
+    by_hash = place / "main" / "binary-amd64" / "by-hash" / "SHA256" / sha256
+    by_hash.parent.mkdir(parents=True)
+    by_hash.write_bytes(index)
+    text = "Suite: stable\nCodename: bookworm\nDate: Sat, 01 Jan 2022 00:00:00 UTC\n"
+    text += f"Acquire-By-Hash: yes\nSHA256:\n {sha256} {len(index)} main/binary-amd64/Packages\n"
+    (place / "InRelease").write_bytes(signer.sign(text))
+    return root
+
+
+def test_packages_of_the_hosts_own_system_come_with_all_they_need_and_the_archives_signature(
+    site: Path, make: Callable[..., Ended], open_it: Callable[..., Ended], sm120: Command
+) -> None:
+    code, system = site / "code", "debian-12/amd64"
+    shutil.copy(ROOT / "lockfiles" / "host.yaml", code / "lockfiles")
+    (code / "ansible" / "vars").mkdir(parents=True)
+    listed = {"registry": ["docker-registry", "docker-cli"], "slurm": ["slurmd"]}
+    (code / "ansible" / "vars" / "system_packages.yml").write_text(yaml.safe_dump(listed))
+    write_plan(site / "home", hosts={"run": "host provision -i hosts.yml"})
+    own = [StandIn("docker-registry", "2.8", "libx (>= 1)"), StandIn("libx", "1.5")]
+    own += [StandIn("slurmd", "22"), StandIn("linux-headers-6.1", "6.1"), StandIn("other", "1")]
+    with new_signer("testbed@example.invalid") as signer:
+        there = new_repository(site / "repository", signer, nvidia_packages())
+        given = ("--repository", there.root, "--keyring", there.keyring)
+        locked = sm120("--checkout", code, "host", "lock", "--target", system, *given)
+        assert locked.code == 0, locked.err
+        commit(code)
+        archive = write_archive(site / "archive", signer, own)
+        named = ("--repository", f"{system}={there.root}", "--keyring", there.keyring)
+        named += ("--archive", f"{system}={archive}", "--archive-keyring", there.keyring)
+        planned = make(*named, "--dry-run", "--json").json["parts"]
+        assert f"packages of the own archive of {system}" in {part["what"] for part in planned}
+        done = make(*named, "--role", "registry", "--json")
+        assert done.code == 0, done.err
+        assert done.json["left_out"] == [
+            f"docker-cli: the archive of {system} has no such package",
+            "headers of the hosts' kernel, which compile the driver:"
+            " --package linux-headers-VERSION",
+        ]
+        held = site / "usb" / "system" / "debian-12-amd64"
+        assert {p.name for p in held.rglob("*.deb")} == {
+            "docker-registry_2.8_all.deb",
+            "libx_1.5_all.deb",
+        }
+        signed = Path("dists", "bookworm", "InRelease")
+        assert (held / signed).read_bytes() == (archive / signed).read_bytes()
+        assert open_it().code == 0
+        shutil.rmtree(site / "usb")
+        kernel = ("--package", "linux-headers-6.1", "--role", "slurm")
+        assert make(*named, *kernel, "--json").json["left_out"] == []
+        assert make(*named, "--role", "nothing").error == "SpecInvalid"
+        assert make(*named, "--package", "nothing").error == "UnknownPackage"
+        with new_signer("stranger@example.invalid") as other:
+            forged = write_archive(site / "forged", other, own)
+            wrong = make(*named, "--archive", f"{system}={forged}")
+            assert wrong.error == "SignatureInvalid", wrong.err
+
+
+def test_the_list_of_packages_names_every_one_that_a_role_installs_from_the_hosts_archive() -> None:
+    listed = yaml.safe_load((ROOT / SYSTEM_PACKAGES).read_text())
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "ansible" / "roles").glob("*/tasks/*.yml")):
+        for task in yaml.safe_load(path.read_text()):
+            given = task.get("ansible.builtin.apt", {})
+            names = given.get("name", [])
+            names = [names] if isinstance(names, str) else names
+            if given.get("state") == "present":
+                found.setdefault(path.parts[-3], set()).update(n for n in names if "{{" not in n)
+    # what their names are made of: the engine that is chosen, dkms, and services that come back
+    found["container_runtime"] |= {"docker.io", "podman"}
+    found["nvidia_driver"] |= {"dkms"}
+    assert {role: set(names) for role, names in listed.items()} == {
+        role: names for role, names in found.items() if names
+    }
 
 
 def test_a_place_is_never_the_bundle_itself_nor_a_checkout_of_another_one(
