@@ -148,7 +148,7 @@ class BundleManifest(Frozen):
     files: Annotated[list[BundleFile], Field(min_length=1)]
 
 
-class RolePackages(RootModel[dict[Name, list[Name]]]):
+class RolePackages(RootModel[dict[str, list[Name]]]):
     """Which packages a role installs from the archive of a host's own system."""
 
 
@@ -724,6 +724,10 @@ def serve_bundle(
         if parts[0] == "simple" and (wheels := projects.get(parts[1])):
             where = {f.path: f"/{quote(f.path)}#sha256={f.sha256[7:]}" for f in wheels}
             return page({path.rpartition("/")[2]: to for path, to in where.items()})
+        if parts == ["mirror", FOLDER, ""]:
+            # for --find-links, without an index: the tool alone, for hosts that have no Internet
+            wheels = [f for f in served.values() if f.path.startswith(f"mirror/{FOLDER}/")]
+            return page({f.path.rpartition("/")[2]: f"/{quote(f.path)}" for f in wheels})
         folder, file = done.folder, served.get("/".join(parts))
         headers = {"Content-Type": "application/octet-stream"}
         # https://github.com/opencontainers/distribution-spec/blob/main/spec.md, as far as it reads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
@@ -155,12 +156,10 @@ def unbundle_command(
     done = app.bundle.unbundle(workspace, **options)
     place, manifest = done.folder, done.manifest
     total = sum(file.size_bytes for file in manifest.files)
-    if as_json:
-        about = {"folder": str(place), "files": len(manifest.files), "bytes": total}
-        about |= {"commit": manifest.commit, "plan": str(place / manifest.plan)}
-        about |= {"images": done.images, "left_out": manifest.left_out, "signed_by": done.signed_by}
-        say_json(about)
-    else:
+    about = {"folder": str(place), "files": len(manifest.files), "bytes": total}
+    about |= {"commit": manifest.commit, "plan": str(place / manifest.plan)}
+    about |= {"images": done.images, "left_out": manifest.left_out, "signed_by": done.signed_by}
+    if not as_json:
         files = log.count(len(manifest.files), "file")
         click.echo(f"{place}: {files}, {log.size(total)}, as {done.signed_by} signed them")
         for name in done.images:
@@ -172,10 +171,15 @@ def unbundle_command(
         lines.append(f"sm120 run {place / manifest.plan}")
         for number, line in enumerate(lines):
             click.echo(f"{'      ' if number else 'Next: '}{line}")
+    elif not serve:
+        say_json(about)
     if not serve:
         return
     with app.bundle.serve_bundle(workspace, done, host=host, port=port) as hub:
-        if not as_json:
+        if as_json:
+            # one line, which a program reads while this one goes on
+            click.echo(json.dumps({**about, "endpoint": hub.endpoint}))
+        else:
             click.echo(f"export UV_DEFAULT_INDEX={hub.endpoint}/simple/")
             click.echo(f"export SM120_MIRRORS={hub.endpoint}/mirror HF_ENDPOINT={hub.endpoint}")
             for name in sorted({"/".join(f.path.split("/")[:2]) for f in manifest.files}):

@@ -111,10 +111,11 @@ def write_htpasswd(path: Path, passwords: Mapping[str, str]) -> None:
 
 
 def make_certificates(home: Path, address: str) -> Path:
-    """A throwaway CA and a server certificate it signed; the CA's file is returned."""
+    """A throwaway CA and a server's certificate, of an address or a name; returns the CA's file."""
     ca_file, request = home / "ca.crt", home / "server.csr"
     extensions = home / "server.ext"
-    extensions.write_text(f"subjectAltName = IP:{address}, IP:127.0.0.1, DNS:localhost\n")
+    kind = "IP" if address.replace(".", "").isdigit() else "DNS"
+    extensions.write_text(f"subjectAltName = {kind}:{address}, IP:127.0.0.1, DNS:localhost\n")
     openssl = partial(run_program, "openssl")
     new_key = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
     openssl(

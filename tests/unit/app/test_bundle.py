@@ -427,6 +427,7 @@ def test_a_checked_bundle_is_served_as_an_index_a_mirror_and_a_hub(usb: Path, si
         pip += ["--disable-pip-version-check", "--index-url", f"{hub.endpoint}/simple/"]
         subprocess.run([*pip, "--dest", str(site / "got"), "thing"], check=True)
         assert (site / "got" / wheel.name).read_bytes() == wheel.read_bytes()
+        assert b'href="/mirror/tool/click-8.0-py3-none-any.whl"' in get("/mirror/tool/")
         for path in ("/mirror/../bundle.json", "/plan/plan.yaml", "/simple/other/"):
             with pytest.raises(urllib.error.HTTPError):
                 get(path)
@@ -505,8 +506,8 @@ def test_packages_of_hosts_come_with_the_signed_index_that_lists_them(
         write_plan(site / "home", hosts={"run": "host provision -i hosts.yml"})
         left_out = make("--json").json["left_out"]
         assert any(each.startswith(f"packages of {system}: --repository") for each in left_out)
-        named = ("--repository", f"{system}={there.root}", "--keyring", there.keyring)
-        named = (*named, "--no-archive")
+        key = ("--keyring", there.keyring, "--no-archive")
+        named = ("--repository", f"{system}={there.root}", *key)
         done = make(*named, "--json")
         assert done.code == 0, done.err
         assert done.json["left_out"] == [f"packages of the own archive of {system}: --no-archive"]
@@ -546,7 +547,7 @@ def test_packages_of_the_hosts_own_system_come_with_all_they_need_and_the_archiv
     code, system = site / "code", "debian-12/amd64"
     shutil.copy(ROOT / "lockfiles" / "host.yaml", code / "lockfiles")
     (code / "ansible" / "vars").mkdir(parents=True)
-    listed = {"registry": ["docker-registry", "docker-cli"], "slurm": ["slurmd"]}
+    listed = {"registry": ["docker-registry", "docker-cli"], "host_tuning": ["slurmd"]}
     (code / "ansible" / "vars" / "system_packages.yml").write_text(yaml.safe_dump(listed))
     write_plan(site / "home", hosts={"run": "host provision -i hosts.yml"})
     own = [StandIn("docker-registry", "2.8", "libx (>= 1)"), StandIn("libx", "1.5")]
@@ -558,8 +559,10 @@ def test_packages_of_the_hosts_own_system_come_with_all_they_need_and_the_archiv
         assert locked.code == 0, locked.err
         commit(code)
         archive = write_archive(site / "archive", signer, own)
-        named = ("--repository", f"{system}={there.root}", "--keyring", there.keyring)
-        named += ("--archive", f"{system}={archive}", "--archive-keyring", there.keyring)
+        named = (
+            *("--repository", f"{system}={there.root}", "--keyring", there.keyring),
+            *("--archive", f"{system}={archive}", "--archive-keyring", there.keyring),
+        )
         planned = make(*named, "--dry-run", "--json").json["parts"]
         assert f"packages of the own archive of {system}" in {part["what"] for part in planned}
         done = make(*named, "--role", "registry", "--json")
@@ -578,7 +581,7 @@ def test_packages_of_the_hosts_own_system_come_with_all_they_need_and_the_archiv
         assert (held / signed).read_bytes() == (archive / signed).read_bytes()
         assert open_it().code == 0
         shutil.rmtree(site / "usb")
-        kernel = ("--package", "linux-headers-6.1", "--role", "slurm")
+        kernel = ("--package", "linux-headers-6.1", "--role", "host_tuning")
         assert make(*named, *kernel, "--json").json["left_out"] == []
         assert make(*named, "--role", "nothing").error == "SpecInvalid"
         assert make(*named, "--package", "nothing").error == "UnknownPackage"
