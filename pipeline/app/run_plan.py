@@ -429,6 +429,9 @@ def _run(workspace: Workspace, request: RunRequest, stage: Stage, kept: Path) ->
     if last and last.words == list(stage.words):
         made += [w for w in last.made if w in after and w not in made]
     read = {name: value for name, value in stage.inputs.items() if name not in made}
+    # what a command was told to write into the checkout, it has read as it is now
+    if "--accept" in stage.words or "lock" in stage.words[:2]:
+        read |= {name: value for name, value in after.items() if name not in stage.words}
     return StageRecord(
         stage=stage.name,
         words=list(stage.words),

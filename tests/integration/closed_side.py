@@ -35,6 +35,7 @@ from tests.testbed.playbook import write_inventory
 from tests.testbed.registry import make_certificates
 
 REGISTRY, SYSTEM = "registry.site.invalid", BOOKWORM.target.replace("/", "-")
+OUTSIDE = "192.0.2.1"  # of an archive or anything else that is not on this side
 PARTS = ["nccl", "container_runtime", "registry", "weights"]
 # of Debian's own unit: a node is a container itself, see tests/testbed/docker_node.py
 DOCKER_UNIT = f"""[Service]
@@ -79,15 +80,17 @@ class ClosedSide:
 def require_no_route(node: Node | None = None) -> None:
     """Nothing outside answers: no route, no names, no package index, no archive."""
     if node is not None:
-        # what apt does on a fresh host, whose own source names an archive that it cannot reach
-        assert "Temporary failure resolving" in node.shell("apt-get update 2>&1", check=False)
-        said = node.shell("timeout 20 bash -c 'echo > /dev/tcp/192.0.2.1/443' 2>&1", check=False)
-        assert "unreachable" in said or "No route" in said, said
+        # apt, too, on a fresh host, whose own source names an archive that it cannot reach
+        only = "-o Dir::Etc::SourceList=/etc/apt/sources.list.d/debian.sources"
+        update = f"apt-get update {only} -o Dir::Etc::SourceParts=- -o Acquire::Retries=0 2>&1"
+        for command in (update, f"timeout 20 bash -c 'echo > /dev/tcp/{OUTSIDE}/443' 2>&1"):
+            said = node.shell(command, check=False)
+            assert "unreachable" in said or "No route" in said, said
         return
     routes = json.loads(subprocess.check_output(["ip", "-json", "route", "show", "default"]))
     assert routes == [], routes
     begun = time.monotonic()
-    for family, address in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+    for family, address in ((socket.AF_INET, OUTSIDE), (socket.AF_INET6, "2001:db8::1")):
         with socket.socket(family) as probe:
             probe.settimeout(20)
             code = probe.connect_ex((address, 443))
@@ -182,7 +185,7 @@ def prepare_node(node: Node, folder: Path) -> None:
         path.parent.mkdir(parents=True)
     drop_in.write_text(DOCKER_UNIT)
     key = "/usr/share/keyrings/debian-archive-keyring.gpg"
-    where = "Types: deb\nURIs: http://archive.site.invalid/debian\nSuites: bookworm\n"
+    where = f"Types: deb\nURIs: http://{OUTSIDE}/debian\nSuites: bookworm\n"
     source.write_text(f"{where}Components: main\nSigned-By: {key}\n")
     node.put(folder / "node", "/")
 

@@ -30,6 +30,7 @@ case "$1" in
   read) cat "$2" ;;
   fail) echo "sm120: it broke at https://me:secret@host/x"; exit 93 ;;
   stop) exit 130 ;;
+  build) echo "$2" > images/thing/series.yaml ;;
 esac
 """
 Run = Callable[..., dict[str, tuple[str, str]]]
@@ -135,6 +136,23 @@ def test_what_a_command_made_is_its_result_also_without_an_option(
     assert run()["number"] == ("done", "nothing changed")
     (home / "out" / "number").unlink()
     assert run()["number"][0] == "run"
+
+
+@pytest.mark.parametrize(
+    ("command", "state"),
+    [("build thing --accept", "done"), ("build thing", "run"), ("build thing --gate", "run")],
+)
+def test_only_what_a_command_was_told_to_write_into_the_checkout_does_not_run_it_again(
+    home: Path, run: Run, ran: Path, command: str, state: str
+) -> None:
+    for name in ("images/thing", "lockfiles"):
+        (home / name).mkdir(parents=True)
+    write_plan(home, image={"run": command}, page={"run": "note thing", "needs": ["image"]})
+    assert {each for each, _ in run().values()} == {"run"}
+    assert {each for each, _ in run().values()} == {state}
+    # an edit of somebody's is noticed all the same
+    (home / "images" / "thing" / "image.yaml").write_text("x")
+    assert run()["image"] == ("run", "changed: images/thing")
 
 
 def test_a_stage_that_writes_what_a_later_one_reads_is_noticed_in_the_same_run(
