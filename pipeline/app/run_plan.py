@@ -39,6 +39,7 @@ from pipeline.core.files import (
 )
 from pipeline.core.model import Frozen, Line, Name, canonical_json, sha256_of
 from pipeline.core.yaml_file import read_yaml
+from pipeline.weights.place import STATE
 
 # A larger file is known by its size and time: a model's shards would take an hour to read.
 _READ_WHOLE_BYTES = 16 << 20
@@ -237,8 +238,10 @@ def _inputs(
     for name, place in sorted(found.items()):
         if place.is_dir():
             kept = sorted(Path(entry.path) for entry in files_below(place))
-            # what Python compiles of a folder's files is no input
-            parts = [[str(p.relative_to(place)), _known(p)] for p in kept if p.suffix != ".pyc"]
+            # neither what Python compiles of a folder's files nor what is noted of weights there is
+            # an input: who only reads the folder may write it
+            given = [p for p in kept if p.suffix != ".pyc" and STATE not in p.parts]
+            parts = [[str(p.relative_to(place)), _known(p)] for p in given]
             inputs[name] = sha256_of(canonical_json(parts))
         else:
             inputs[name] = _known(place)

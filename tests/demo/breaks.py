@@ -22,7 +22,7 @@ from pipeline.core.errors import (
 from tests.demo.checkout import IMAGE, PATCH, RECIPE, WEIGHTS
 from tests.demo.overview import LeftOut, Noticed
 from tests.demo.shell import Ended
-from tests.demo.world import BUILD, NODES_STEP, PUBLISH, REPORT, WEIGHTS_STEP, World, needed
+from tests.demo.world import BUILD, NODES_STEP, PUBLISH, REPORT, WEIGHTS_STAGE, World, needed
 from tests.integration.published import PASSWORD, USER
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -49,7 +49,7 @@ def break_all(world: World, look_in: Sequence[str]) -> list[str]:
 
 def weight_byte(world: World, look_in: Sequence[str]) -> Ended:
     """On the node, where the next start is refused; without one, on this disk."""
-    place = needed(world.weights, WEIGHTS_STEP)
+    place = needed(world.weights, WEIGHTS_STAGE)
     if world.site is None:
         with flipped_byte(place / "tiny.gguf"):
             code = WeightsDamaged.exit_code

@@ -23,9 +23,11 @@ class StepRecord:
     seconds: float = 0.0
     result: str = ""
     commands: list[str] = field(default_factory=list)
+    stages: list[StepRecord] = field(default_factory=list)  # of the plan that it runs
 
     def as_json(self) -> dict[str, Any]:
-        return {**vars(self), "seconds": round(self.seconds, 1)}
+        stages = [stage.as_json() for stage in self.stages]
+        return {**vars(self), "seconds": round(self.seconds, 1), "stages": stages}
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,19 @@ class Overview:
         self.records[-1].commands.append(line.removeprefix("$ "))
         log.say(f"    {line}")
 
+    def ended(self, stage: StepRecord) -> None:
+        """A stage of the plan that the present step runs."""
+        self.records[-1].stages.append(stage)
+        left = "left out: " if stage.state == "left out" else ""
+        log.say(f"    {stage.title}, {log.seconds(stage.seconds)}: {left}{stage.result}")
+
     def tables(self) -> str:
         """All of it, for the end of a run."""
-        rows = [[r.state, log.seconds(r.seconds), r.title, r.result] for r in self.records]
+        rows = [
+            [x.state, log.seconds(x.seconds), x.title if x is r else f"  {x.title}", x.result]
+            for r in self.records
+            for x in (r, *r.stages)
+        ]
         text = log.table(["state", "time", "step", "result"], rows)
         if self.noticed:
             found = [[n.broken, n.command, n.code, n.line] for n in self.noticed]

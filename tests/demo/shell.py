@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -11,12 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from pipeline.core import proc
 
 ROOT = Path(__file__).resolve().parents[2]
 # `sm120 serve` removes its container when it is interrupted, and needs a moment for it
 _GRACE_S = 30.0
+_STAGE = re.compile(r"\[\d+/\d+\] \S+: sm120 .*")
 
 
 class StepFailed(Exception):
@@ -88,24 +91,33 @@ class Shell:
         return Ended(shown, code, out, err)
 
     def _run(self, command: list[str], env: Mapping[str, str]) -> tuple[int, str, str]:
+        out = TemporaryFile("w+", errors="replace")  # noqa: SIM115 -- its process writes to it
         process = subprocess.Popen(
             command,
             cwd=self.cwd,
             env=env,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=out,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             # Ctrl-C is for us: we end it and all that it started, and then the machines
             start_new_session=True,
         )
+        assert process.stderr
+        lines = []
         try:
-            out, err = process.communicate()
+            for line in process.stderr:
+                lines.append(line)
+                # of `sm120 run`, when it begins one
+                if stage := _STAGE.match(line):
+                    self.show(f"$ {self.shown(stage[0])}")
+            process.wait()
         except BaseException:
             end_group(process)
             raise
-        return process.returncode, out, err
+        out.seek(0)
+        return process.returncode, out.read(), "".join(lines)
 
 
 def end_group(process: subprocess.Popen[str]) -> None:

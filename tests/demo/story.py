@@ -1,4 +1,8 @@
-"""The story, one function a step; each returns the line that the overview shows of it."""
+"""The story: parts that are started, a plan that runs, and what is walked back and broken.
+
+What a command can do is a stage of `plan.yaml`, which `sm120 run` runs: before there are hosts, and
+again after, when it goes on where it was.
+"""
 
 from __future__ import annotations
 
@@ -9,87 +13,185 @@ import socket
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import docker
+import yaml
 from docker.errors import DockerException
 
 from pipeline.serving.recipe.tiny import tiny_gguf
 from tests.demo import breaks
 from tests.demo.checkout import IMAGE, RECIPE, REPOSITORY, WEIGHTS, write_checkout, write_recipe
-from tests.demo.overview import LeftOut
+from tests.demo.overview import StepRecord
 from tests.demo.shell import StepFailed
-from tests.demo.world import (
-    BENCH,
-    BUILD,
-    FACTS,
-    NODES_STEP,
-    PUBLISH,
-    REPORT,
-    SERVE,
-    WEIGHTS_STEP,
-    World,
-    needed,
-)
+from tests.demo.world import BUILD, NODES_STEP, PUBLISH, REPORT, WEIGHTS_STAGE, World, needed
 from tests.integration.published import PASSWORD, USER, keep_login
 from tests.integration.site import unlocked_site
 from tests.testbed.docker_node import start_docker, with_docker
 from tests.testbed.dockerd import docker_daemon
 from tests.testbed.hub import test_hub
 from tests.testbed.own_wheel import REQUIREMENTS, build_wheel, neighbour_serving, wheelhouse
-from tests.testbed.packages import find_program
+from tests.testbed.packages import CannotHave, find_program
 from tests.testbed.playbook import write_inventory
-from tests.testbed.programs import daemon, wait_for
 from tests.testbed.registry import oci_registry
 
 NODES = ("n1", "n2")
 PARTS = ["nccl", "host_tuning"]
 TAG = "v1"
+LOOK_IN = f"--look-in models/{WEIGHTS} --look-in records --look-in bench"
+
+
+class Stage(NamedTuple):
+    """A command of the plan, and what the overview says of its answer."""
+
+    run: str
+    says: Callable[[Any], str]
+    needs: tuple[str, ...] = ()
+    lasts: bool = True
 
 
 def begin(world: World) -> str:
     """A checkout of a user's own, and a key that signs all that follows."""
     write_checkout(world.checkout)
+    with socket.socket() as probe:
+        # free on this machine, which serves where there is no node
+        probe.bind(("127.0.0.1", 0))
+        world.port = int(probe.getsockname()[1])
+    write_recipe(world.checkout, world.port)
     world.shell.sm120("evidence", "new-key", "builder")
     return f"{IMAGE} with a patch in {world.checkout}, and a key in {world.folder}/config"
 
 
-def weights(world: World) -> str:
-    """From a Hub on this machine, which has real bytes and the Hub's own answers."""
-    place = world.folder / "models" / WEIGHTS
-    with test_hub() as hub:
-        hub.add(REPOSITORY, {"tiny.gguf": tiny_gguf(), "README.md": b"It can only recite.\n"})
-        env = {"HF_ENDPOINT": hub.url}
-        world.shell.sm120("weights", "lock", WEIGHTS, env=env)
-        world.shell.sm120("weights", "fetch", WEIGHTS, "--output", str(place), env=env)
-    done = world.shell.sm120("weights", "verify", str(place), "--full", "--json")
-    world.weights = place
-    (found,) = json.loads(done.out)["sets"]
-    return f"{found['files']} files are as locked, by {found['lock'][:19]}…"
+def first_stages(world: World) -> str:
+    """A Hub with real bytes and the Hub's own answers; a registry with TLS and a password."""
+    hub = world.stack.enter_context(test_hub())
+    hub.add(REPOSITORY, {"tiny.gguf": tiny_gguf(), "README.md": b"It can only recite.\n"})
+    world.shell.env["HF_ENDPOINT"] = hub.url
+    login = world.folder / "login"
+    world.stack.callback(shutil.rmtree, login, ignore_errors=True)
+    try:
+        part = oci_registry(world.folder, tls=True, htpasswd={USER: PASSWORD})
+        world.registry = world.stack.enter_context(part)
+        config = keep_login(login, world.registry.host_port, f"{USER}:{PASSWORD}")
+        world.shell.env["DOCKER_CONFIG"] = config
+    except CannotHave as why:
+        world.overview.ended(StepRecord(PUBLISH, "left out", result=str(why)))
+    return run_plan(world)
 
 
-def build(world: World) -> str:
-    """Assembled from locked wheels and packages with our patch, judged, stated and signed."""
-    options = ("--platform", "host", "--accept", "--gate", "--json")
-    done = world.shell.sm120("build", IMAGE, *options)
-    built = json.loads(done.out)[0]
-    world.image = built["digest"]
-    gates = [f"gate {each['gate']} {each['verdict']}" for each in built["gates"]["results"]]
-    statements = len(built["evidence"]["statements"])
-    return f"{built['digest']}, {', '.join(gates)}, {statements} statements, signed"
+def run_plan(world: World) -> str:
+    """Write the plan as far as its parts are there, and run what has not run."""
+    plan, path = stages(world), world.folder / "plan.yaml"
+    body = {
+        name: {"run": s.run, "needs": list(s.needs), **({} if s.lasts else {"lasts": False})}
+        for name, s in plan.items()
+    }
+    text = yaml.safe_dump({"format": 1, "stages": body}, sort_keys=False, width=200)
+    path.write_text(text, encoding="utf-8")
+    done = world.shell.sm120("run", str(path), "--json")
+    ran = [row for row in json.loads(done.out)["stages"] if row["state"] == "run"]
+    for row in ran:
+        (kept,) = (world.folder / "store" / "plans").glob(f"*/{row['stage']}.log")
+        record = StepRecord(row["stage"], "done", row["seconds"])
+        record.result = plan[row["stage"]].says(answer_of(kept.read_text(encoding="utf-8")))
+        world.overview.ended(record)
+    return f"{len(ran)} of {len(plan)} stages ran, the others had; {path}"
 
 
-def publish(world: World) -> str:
-    """A private registry with TLS and a password; verified from there, down to each byte."""
-    needed(world.image, BUILD)
-    part = oci_registry(world.folder, tls=True, htpasswd={USER: PASSWORD})
-    world.registry = world.stack.enter_context(part)
-    login = keep_login(world.short / "docker", world.registry.host_port, f"{USER}:{PASSWORD}")
-    world.shell.env["DOCKER_CONFIG"] = login
-    place, ca = f"{world.place_of(IMAGE)}:{TAG}", ("--ca", str(world.registry.ca_file))
-    world.shell.sm120("publish", IMAGE, place, "--platform", "host", *ca)
-    done = world.shell.sm120("verify", place, "--deep", *ca, "--json")
-    return f"{place} is {json.loads(done.out)['verdict']}"
+def answer_of(text: str) -> Any:
+    """The JSON at the end of a command's output, after its progress; None where there is none."""
+    at = -1
+    while (at := min((i for x in "{[" if (i := text.find(x, at + 1)) >= 0), default=-1)) >= 0:
+        with suppress(ValueError):
+            return json.loads(text[at:])
+    return None
+
+
+def stages(world: World) -> dict[str, Stage]:
+    """The plan, without what this machine cannot have."""
+    models, plan = world.folder / "models" / WEIGHTS, dict[str, Stage]()
+
+    def proved(told: Any) -> str:
+        (found,), world.weights = told["sets"], models
+        return f"{found['files']} files are as locked, by {found['lock'][:19]}…"
+
+    def built(told: Any) -> str:
+        (image,) = told
+        world.image = image["digest"]
+        gates = [f"gate {x['gate']} {x['verdict']}" for x in image["gates"]["results"]]
+        statements = len(image["evidence"]["statements"])
+        return f"{world.image}, {', '.join(gates)}, {statements} statements, signed"
+
+    def measured(told: Any) -> str:
+        cells = told[0]["cells"]
+        best = max(cells, key=lambda c: c["intervals"]["output_tok_s"]["mean"])
+        mean = best["intervals"]["output_tok_s"]["mean"]
+        way = ", through ssh" if world.site else ""
+        return f"{mean:,.1f} output tok/s at {best['cell']['name']}{way}"
+
+    def reported(_: Any) -> str:
+        world.report = world.folder / "report.html"
+        return f"{world.report}: one file that needs no network"
+
+    plan["lock"] = Stage(f"weights lock {WEIGHTS}", lambda _: "as the Hub has it")
+    fetch = f"weights fetch {WEIGHTS} --output models/{WEIGHTS}"
+    plan[WEIGHTS_STAGE] = Stage(fetch, lambda _: str(models), ("lock",))
+    verify = f"weights verify models/{WEIGHTS} --full --json"
+    plan["proof"] = Stage(verify, proved, (WEIGHTS_STAGE,))
+    # assembled from locked wheels and packages with our patch, judged, stated and signed
+    plan[BUILD] = Stage(f"build {IMAGE} --platform host --accept --gate --json", built)
+    if world.registry:
+        place, ca = f"{world.place_of(IMAGE)}:{TAG}", f"--ca {world.registry.ca_file}"
+        push = f"publish {IMAGE} {place} --platform host {ca}"
+        plan[PUBLISH] = Stage(push, lambda _: place, (BUILD,))
+        # from there, down to each byte
+        check = f"verify {place} --deep {ca} --json"
+        plan["published"] = Stage(check, lambda told: f"{place} is {told['verdict']}", (PUBLISH,))
+    facts, hosts = "this-machine", tuple[str, ...]()
+    if site := world.site:
+        facts, hosts = "n1", ("hosts",)
+        given = f"--repository {site.repository.url} --keyring {site.repository.keyring}"
+        lock = f"host lock --target {site.system.target} {given}"
+        plan["packages"] = Stage(lock, lambda _: f"of {site.system.target}, each by its hash")
+        provision = "host provision -i inventory.json -e sm120_batches=100%"
+        result = "both hosts are as locked, and n1 has the weights"
+        plan["provision"] = Stage(provision, lambda _: result, ("packages", "proof"))
+
+        # every promise of every role, proved over SSH
+        def kept(told: Any) -> str:
+            promises = sum(len(host["rows"]) for host in told["hosts"])
+            return f"{promises} promises hold on {len(told['hosts'])} hosts"
+
+        plan["hosts"] = Stage("host verify -i inventory.json --json", kept, ("provision",))
+    if not (world.folder / "records").exists() and not site:
+        return plan
+    signed = f"verify records/{facts}.json"
+    plan["record"] = Stage(signed, lambda _: f"what {facts} is, signed", hosts)
+    if "DOCKER_HOST" not in world.shell.env and not site:
+        return plan
+    on = " --on n1 -i inventory.json" if site else ""
+    models_there = f"/models/{WEIGHTS}" if site else f"models/{WEIGHTS}"
+    where = "on n1" if site else "on this machine"
+    plan["serve"] = Stage(
+        # the container is compared with what was built; its log must show the patch
+        f"serve {RECIPE} --weights {models_there}{on}",
+        lambda _: f"{where}, port {world.port}, {(world.image or '')[:19]}…, proved weights",
+        (*hosts, BUILD, "proof"),
+        lasts=False,
+    )
+    plan["smoke"] = Stage(
+        # only what any sound server guarantees: this model can but recite
+        f"smoke {RECIPE}{on} --no-quality --quick --json --output smoke",
+        lambda told: f"{told['verdict']}, last good rung: {told['last_good']}",
+        ("serve",),
+    )
+    # every raw request is kept, and what stood behind the numbers is stated and signed
+    bench = f"bench {RECIPE}{on} --host-facts records/{facts}.json --output bench --json"
+    plan["bench"] = Stage(bench, measured, ("serve", "smoke", "record"))
+    # what verify will find must be what the page says of it
+    page = f"report bench/tiny --output report.html --output report.md {LOOK_IN}"
+    plan[REPORT] = Stage(page, reported, ("bench",))
+    return plan
 
 
 def nodes(world: World) -> str:
@@ -115,14 +217,13 @@ def end_connections(world: World) -> None:
         subprocess.run(command, capture_output=True, check=False)
 
 
-def provision(world: World) -> str:
-    """Over SSH: settings and checks on both, our command and the weights on the first."""
-    site = needed(world.site, NODES_STEP)
-    place = needed(world.weights, WEIGHTS_STEP)
-    options = ("--repository", site.repository.url, "--keyring", str(site.repository.keyring))
-    world.shell.sm120("host", "lock", "--target", site.system.target, *options)
+def last_stages(world: World) -> str:
+    """Over SSH: settings and checks on both hosts, the weights and the engine on the first."""
+    if world.site is None:
+        return without_nodes(world)
+    site, place = world.site, needed(world.weights, WEIGHTS_STAGE)
     site.first.put(wheelhouse(world.folder / "wheels"), "/srv/wheels")
-    site.values["sm120_batches"] = "100%"
+    shutil.rmtree(world.folder / "wheels")
     with neighbour_serving(place, site.fleet.gateway) as url:
         shared = world.shell.shown(f"$ sm120 weights serve {place} --host {site.fleet.gateway} &")
         world.overview.typed(shared)
@@ -135,142 +236,40 @@ def provision(world: World) -> str:
             "weights_sets": [WEIGHTS],
             "weights_neighbour": url,
         }
-        write_inventories(world, own)
-        batches = ("-e", "sm120_batches=100%")
-        world.shell.sm120("host", "provision", "-i", str(world.inventory), *batches)
-    shutil.rmtree(world.folder / "wheels")
-    return "both hosts are as locked, and n1 has the weights"
+        values = {**site.values, "sm120_batches": "100%", "sm120_parts": PARTS}
+        write_inventory(world.inventory, site.fleet, values, host_values={"n1": own})
+        return run_plan(world)
 
 
-def write_inventories(world: World, first: dict[str, Any]) -> None:
-    """Both nodes; the first has parts of its own."""
-    site = needed(world.site, NODES_STEP)
-    write_inventory(world.inventory, site.fleet, {**site.values, "sm120_parts": PARTS})
-    body = json.loads(world.inventory.read_text())
-    body["all"]["hosts"]["n1"] |= first
-    world.inventory.write_text(json.dumps(body, indent=1) + "\n")
-
-
-def facts(world: World) -> str:
-    """What the host is, signed; and every promise of every role, proved over SSH."""
-    if world.site is None:
-        return own_facts(world)
-    world.facts = world.folder / "records" / "n1.json"
-    done = world.shell.sm120("host", "verify", "-i", str(world.inventory), "--json")
-    hosts = json.loads(done.out)["hosts"]
-    world.shell.sm120("verify", str(world.facts))
-    promises = sum(len(host["rows"]) for host in hosts)
-    return f"{promises} promises hold on {len(hosts)} hosts; the record of n1 is signed"
-
-
-def own_facts(world: World) -> str:
-    """Without nodes, this machine is the host."""
-    world.facts = world.folder / "records" / "this-machine.json"
-    world.facts.parent.mkdir()
+def without_nodes(world: World) -> str:
+    """This machine is the host, and serves where a Docker answers."""
+    facts = world.folder / "records" / "this-machine.json"
+    facts.parent.mkdir()
     done = world.shell.sm120("host", "facts", "--name", "this-machine", "--json")
-    world.facts.write_text(done.out, encoding="utf-8")
-    world.shell.sm120("host", "attest", str(world.facts))
-    world.shell.sm120("verify", str(world.facts))
-    return "of this machine, signed: there are no nodes"
-
-
-def serve(world: World) -> str:
-    """The container is compared with what was built; its log must show the patch."""
-    digest = needed(world.image, BUILD)
-    place = needed(world.weights, WEIGHTS_STEP)
-    world.port = free_port()
-    write_recipe(world.checkout, world.port)
-    if world.site:
-        world.shell.sm120("serve", RECIPE, "--weights", f"/models/{WEIGHTS}", *world.on_node)
-        world.container_env = tunnel(world)
-        where = "on n1"
-    else:
-        world.container_env = docker_here(world)
-        world.stack.callback(stop_here, world)
-        world.shell.sm120("serve", RECIPE, "--weights", str(place), env=world.container_env)
-        where = "on this machine"
-    return f"{where}, port {world.port}, {digest[:19]}…, proved weights"
-
-
-def free_port() -> int:
-    """Of this machine: the node's port is brought here under the same number."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def docker_here(world: World) -> dict[str, str]:
-    """Where there is no node: our own daemon, else the user's."""
-    if world.daemon:
-        return {"DOCKER_HOST": world.daemon.socket_url}
+    facts.write_text(done.out, encoding="utf-8")
+    world.shell.sm120("host", "attest", str(facts))
+    # our own daemon, else the user's
+    address = world.daemon.socket_url if world.daemon else os.environ.get("DOCKER_HOST")
+    address = address or "unix:///var/run/docker.sock"
     try:
-        docker.from_env(timeout=5).ping()
-    except DockerException as error:
-        raise LeftOut("there is no node, and no Docker answers here") from error
-    return {"DOCKER_HOST": os.environ["DOCKER_HOST"]} if "DOCKER_HOST" in os.environ else {}
-
-
-def stop_here(world: World) -> None:
-    """Whatever came after: no container stays."""
-    with suppress(StepFailed):
-        world.shell.sm120("recipe", "stop", RECIPE, env=world.container_env)
-
-
-def tunnel(world: World) -> dict[str, str]:
-    """The node's port and Docker on this machine, as one types it for ssh."""
-    site = needed(world.site, NODES_STEP)
-    there, port = world.short / "n1.sock", world.port
-    words = ["-N", "-L", f"{there}:/var/run/docker.sock", "-L", f"{port}:127.0.0.1:{port}", "n1"]
-    world.overview.typed(f"$ ssh {' '.join(words)} &")
-    command = [find_program("ssh"), "-F", str(site.first.ssh_config), *words]
-    log_file = world.folder / "logs" / "ssh.txt"
-    process = world.stack.enter_context(daemon(command, log_file, 5))
-    if not wait_for(process, there.exists, 30):
-        raise LeftOut(f"n1's port cannot be brought here: {log_file.read_text()[-200:]}")
-    return {"DOCKER_HOST": f"unix://{there}"}
-
-
-def smoke(world: World) -> str:
-    """Only what any sound server guarantees: this model can but recite."""
-    env = needed(world.container_env, SERVE)
-    options = ("--no-quality", "--quick", "--json", "--output", str(world.folder / "smoke"))
-    done = world.shell.sm120("smoke", RECIPE, *options, env=env)
-    result = json.loads(done.out)
-    return f"{result['verdict']}, last good rung: {result['last_good']}"
-
-
-def bench(world: World) -> str:
-    """Every raw request is kept, and what stood behind the numbers is stated and signed."""
-    env = needed(world.container_env, SERVE)
-    options = (
-        "--host-facts",
-        str(needed(world.facts, FACTS)),
-        "--output",
-        str(world.folder / "bench"),
-    )
-    done = world.shell.sm120("bench", RECIPE, *options, "--json", env=env)
-    (result,) = json.loads(done.out)
-    world.run = world.folder / "bench" / "tiny"
-    best = max(result["cells"], key=lambda c: c["intervals"]["output_tok_s"]["mean"])
-    mean = best["intervals"]["output_tok_s"]["mean"]
-    way = ", through ssh" if world.site else ""
-    return f"{mean:,.1f} output tok/s at {best['cell']['name']}{way}"
-
-
-def report(world: World) -> str:
-    run = needed(world.run, BENCH)
-    path = world.folder / "report.html"
-    others = ("--output", str(path.with_suffix(".md")))
-    # what verify will find must be what the page says of it
-    world.shell.sm120("report", str(run), "--output", str(path), *others, *look_in(world))
-    world.report = path
-    return f"{path}: one file that needs no network"
+        docker.DockerClient(base_url=address, timeout=5).ping()
+        world.shell.env["DOCKER_HOST"] = address
+    except DockerException:
+        why = "there is no node, and no Docker answers here"
+        world.overview.ended(StepRecord("serve", "left out", result=why))
+    try:
+        return run_plan(world)
+    finally:
+        # whatever came of it: no container stays
+        with suppress(StepFailed):
+            world.shell.sm120("recipe", "stop", RECIPE)
 
 
 def look_in(world: World) -> list[str]:
     """Where what a report names lies in this folder."""
-    folders = [world.weights, world.facts.parent if world.facts else None, world.folder / "bench"]
-    return [word for folder in folders if folder for word in ("--look-in", str(folder))]
+    folders = [world.weights, world.folder / "records", world.folder / "bench"]
+    there = [folder for folder in folders if folder and folder.exists()]
+    return [word for folder in there for word in ("--look-in", str(folder))]
 
 
 def verify(world: World) -> str:
@@ -294,16 +293,9 @@ def break_things(world: World) -> str:
 Step = Callable[[World], str]
 STORY: dict[str, Step] = {
     "A checkout with a patch, and a key": begin,
-    WEIGHTS_STEP: weights,
-    BUILD: build,
-    PUBLISH: publish,
+    "A plan: weights, an image, a registry": first_stages,
     NODES_STEP: nodes,
-    "Provision them over SSH": provision,
-    FACTS: facts,
-    SERVE: serve,
-    "Smoke": smoke,
-    BENCH: bench,
-    REPORT: report,
+    "The plan goes on: hosts, an engine, a number": last_stages,
     "Walk the number back": verify,
     "Break one thing of each kind": break_things,
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,9 @@ from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.registry import Registry
 
 MARK = "demo.json"
-# the titles of steps that others need
-BUILD, WEIGHTS_STEP = "Build, gate, sign", "Weights from a local Hub"
-PUBLISH, NODES_STEP, FACTS = "Publish to a private registry", "Two fresh nodes", "Facts and checks"
-SERVE, BENCH, REPORT = "Serve the recipe", "Bench", "Report"
+# what others need: titles of steps, and stages of the plan
+NODES_STEP = "Two fresh nodes"
+BUILD, PUBLISH, WEIGHTS_STAGE, REPORT = "build", "publish", "weights", "report"
 Part = TypeVar("Part")
 
 
@@ -33,15 +31,11 @@ class World:
     stack: ExitStack
     overview: Overview
     shell: Shell
-    short: Path  # for sockets, whose paths have at most 107 bytes
     registry: Registry | None = None
     image: str | None = None  # its digest
     weights: Path | None = None
     daemon: DockerDaemon | None = None
     site: Site | None = None
-    facts: Path | None = None
-    container_env: dict[str, str] | None = None  # how smoke and bench find the container
-    run: Path | None = None
     report: Path | None = None
     port: int = 0
 
@@ -64,10 +58,10 @@ class World:
         return ("--on", "n1", "-i", str(self.inventory)) if self.site else ()
 
 
-def needed(part: Part | None, step: str) -> Part:
-    """A part that an earlier step made; without it this one is left out, too."""
+def needed(part: Part | None, maker: str) -> Part:
+    """A part that a step or stage before made; without it this one is left out, too."""
     if part is None:
-        raise LeftOut(f"needs what `{step}` makes")
+        raise LeftOut(f"needs what `{maker}` makes")
     return part
 
 
@@ -76,8 +70,6 @@ def new_world(folder: Path, stack: ExitStack, overview: Overview) -> World:
     folder = folder.resolve()
     for name in ("checkout", "logs"):
         (folder / name).mkdir(parents=True)
-    short = Path(tempfile.mkdtemp(prefix="sm120-demo-", dir="/tmp"))
-    stack.callback(shutil.rmtree, short, ignore_errors=True)
     env = proc.child_environment(
         *(name for name in os.environ if name.startswith(("PIP_", "UV_", "SM120_DEBIAN"))),
         *("SM120_MIRRORS", "SSL_CERT_FILE", "http_proxy", "https_proxy", "no_proxy"),
@@ -88,7 +80,7 @@ def new_world(folder: Path, stack: ExitStack, overview: Overview) -> World:
         ANSIBLE_TIMEOUT="90",
     )
     shell = Shell(folder / "checkout", folder / "logs", env, overview.typed, {str(folder): ".."})
-    return World(folder, stack, overview, shell, short)
+    return World(folder, stack, overview, shell)
 
 
 def make_empty(folder: Path) -> None:

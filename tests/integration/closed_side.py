@@ -140,8 +140,9 @@ def require_whole_bundles_only(side: ClosedSide) -> dict[str, str]:
             path.unlink()
             refuse("missing", 71, path.name, "is missing")
         aside.replace(path)
-    side.good("evidence", "new-key", "stranger", code="code")
-    strange = side.site / "their-home" / ".config" / "sm120" / "keys" / "stranger.pub"
+    # their own key, which signs what follows, vouches for nothing that was brought
+    side.good("evidence", "new-key", "site", code="code")
+    strange = side.site / "their-home" / ".config" / "sm120" / "keys" / "site.pub"
     refuse("stranger", 71, key=("--key", str(strange)))
     (usb / "bundle.json.dsse.json").rename(side.site / "aside")
     refuse("unsigned", 72, "nobody vouches")

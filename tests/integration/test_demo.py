@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.demo.breaks import BREAKS
 from tests.demo.story import STORY
@@ -58,8 +59,12 @@ def test_the_whole_story_is_told_every_break_is_noticed_and_nothing_runs_after_i
     assert process.returncode == 0, said[-3000:]
     result = json.loads(out)
     assert [step["title"] for step in result["steps"]] == list(STORY)
+    ran = [stage for step in result["steps"] for stage in step["stages"]]
     if os.geteuid() == 0:
-        assert {step["state"] for step in result["steps"]} == {"done"}, said[-3000:]
+        assert {each["state"] for each in (*result["steps"], *ran)} == {"done"}, said[-3000:]
+        # each once, although the plan was run twice
+        plan = yaml.safe_load((to / "plan.yaml").read_text())["stages"]
+        assert [stage["title"] for stage in ran] == list(plan)
         assert [each["broken"] for each in result["noticed"]] == list(BREAKS)
         assert [each["code"] for each in result["noticed"]] == [77, 31, 75, 80, 91]
     assert (to / "report.html").is_file()

@@ -34,7 +34,8 @@ def test_the_source_is_the_one_of_the_inventory(host: Host, wanted: RepositoryPr
     if wanted.system_url:
         places[_SYSTEM] = {
             **{"Types": "deb", "URIs": wanted.system_url, "Suites": wanted.system_suite},
-            **{"Components": " ".join(wanted.system_components), "Signed-By": wanted.system_key},
+            **{"Components": " ".join(wanted.system_components), "Languages": "none"},
+            "Signed-By": wanted.system_key,
         }
     for place, want in places.items():
         lines = [x for x in checks.text_of(host, place).splitlines() if x and x[0] != "#"]

@@ -155,6 +155,22 @@ def test_only_what_a_command_was_told_to_write_into_the_checkout_does_not_run_it
     assert run()["image"] == ("run", "changed: images/thing")
 
 
+def test_what_a_check_of_weights_notes_beside_them_is_none_of_its_results(
+    home: Path, run: Run, ran: Path
+) -> None:
+    write_plan(
+        home,
+        fetch={"run": "write --output models/m/part 7"},
+        folder={"run": "write into models/m/.sm120/receipt 1", "inputs": ["models/m"]},
+        check={"run": "note models/m"},
+    )
+    run()
+    (home / "models/m/.sm120/receipt").write_text("2")
+    assert {each for each, _ in run().values()} == {"done"}
+    (home / "models/m/part").write_text("8")
+    assert run()["check"] == ("run", "changed: models/m")
+
+
 def test_a_stage_that_writes_what_a_later_one_reads_is_noticed_in_the_same_run(
     home: Path, run: Run, ran: Path
 ) -> None:

@@ -15,8 +15,7 @@ from tests.demo import breaks, story, world
 from tests.demo.checkout import IMAGE, PATCH, RECIPE, write_checkout, write_recipe
 from tests.demo.overview import LeftOut, Noticed, Overview, StepRecord
 from tests.demo.shell import Ended, Shell, StepFailed
-from tests.demo.world import World, make_empty, new_world
-from tests.testbed.hub import test_hub
+from tests.demo.world import PUBLISH, WEIGHTS_STAGE, World, make_empty, new_world
 from tests.testbed.packages import CannotHave
 from tests.unit.bench.example_run import FOLDER
 from tests.unit.support import Command
@@ -48,16 +47,16 @@ def test_what_a_machine_cannot_have_is_left_out_with_its_reason_and_the_next_ste
     def nodes(_: World) -> str:
         raise CannotHave("A private Docker daemon needs root.")
 
-    for step in (nodes, story.provision, lambda _: "made"):
+    for step in (nodes, story.verify, lambda _: "made"):
         demo.run_step(here, step)
     states = [(record.state, record.result) for record in here.overview.records]
     assert states == [
         ("left out", "A private Docker daemon needs root."),
-        ("left out", "needs what `Two fresh nodes` makes"),
+        ("left out", "needs what `report` makes"),
         ("done", "made"),
     ]
     said = capfd.readouterr().err
-    assert "(next: Weights from a local Hub)" in said
+    assert "(next: A plan: weights, an image, a registry)" in said
     assert "left out: A private Docker daemon needs root." in said
 
 
@@ -155,28 +154,49 @@ def run(here: World, *steps: Callable[[World], str]) -> None:
 def test_a_weight_s_flipped_byte_is_noticed_by_verify_and_taken_back(
     here: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # the command runs in this process, whose environment names the Hub
-    with test_hub() as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        monkeypatch.setattr(story, "test_hub", lambda: _Given(running))
-        run(here, story.begin, story.weights)
+    # a plan of the weights alone; its commands are processes, which ask the Hub
+    whole = story.stages
+
+    def only_weights(there: World) -> dict[str, story.Stage]:
+        kept = ("lock", WEIGHTS_STAGE, "proof")
+        return {name: stage for name, stage in whole(there).items() if name in kept}
+
+    def no_registry(*_: object, **__: object) -> None:
+        raise CannotHave("The program docker-registry is not installed.")
+
+    monkeypatch.setattr(story, "stages", only_weights)
+    monkeypatch.setattr(story, "oci_registry", no_registry)
+    here.shell.__class__ = Shell
+    run(here, story.begin, story.first_stages)
+    rows = [(x.title, x.state, x.result) for x in here.overview.records[1].stages]
+    assert rows[0] == (PUBLISH, "left out", "The program docker-registry is not installed.")
+    assert [row[:2] for row in rows[1:]] == [
+        ("lock", "done"),
+        (WEIGHTS_STAGE, "done"),
+        ("proof", "done"),
+    ]
+    assert rows[3][2].startswith("2 files are as locked, by sha256:")
+    assert "  proof" in here.overview.tables()
+    assert here.overview.records[1].result.startswith("3 of 3 stages ran")
+    # it goes on where it was: nothing is left to do
+    assert story.run_plan(here).startswith("0 of 3 stages ran")
     ended = breaks.weight_byte(here, ())
     assert ended.code == 60
     assert "1 file is not as locked: 1 changed" in ended.line
     assert here.shell.sm120("weights", "verify", str(here.weights)).code == 0
 
 
-class _Given:
-    """A part that runs already, as one that is started."""
-
-    def __init__(self, part: object) -> None:
-        self.part = part
-
-    def __enter__(self) -> object:
-        return self.part
-
-    def __exit__(self, *_: object) -> None:
-        return
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ('[1/2] x\n[WARNING]: {odd}\n{"a": [1]}\n', {"a": [1]}),
+        ('Fetching\n[{"b": 2}]\n', [{"b": 2}]),
+        ("done\n", None),
+        ('{"cut": 1\n', None),
+    ],
+)
+def test_the_answer_of_a_command_is_found_after_its_progress(text: str, answer: object) -> None:
+    assert story.answer_of(text) == answer
 
 
 @pytest.mark.usefixtures("no_slow_helpers")
