@@ -45,6 +45,8 @@ ACS, UNIT = "/usr/local/sbin/sm120-acs", "/etc/systemd/system/sm120-acs.service"
 PREF = "Package: nvidia-open\nPin: version 595.58.03-1\nPin-Priority: 1001\n"
 DKMS = PREF.replace("nvidia-open", "nvidia-kernel-open-dkms")
 SOURCE = "/etc/apt/sources.list.d/sm120-nvidia.sources"
+SYSTEM_SOURCE = "/etc/apt/sources.list.d/sm120-system.sources"
+SYSTEM_KEY = "/usr/share/keyrings/debian-archive-keyring.gpg"
 SCRUB = "/etc/systemd/system/sm120-scrub.service"
 LOADED = "/proc/driver/nvidia/version"
 
@@ -113,6 +115,10 @@ GOOD = FakeHost(
         SOURCE: (
             "# Written by the role\nTypes: deb\nURIs: http://mirror\nSuites: ./\n"
             "Signed-By: /etc/apt/keyrings/sm120-nvidia.gpg\n"
+        ),
+        SYSTEM_SOURCE: (
+            "Types: deb\nURIs: http://bundle/system\nSuites: bookworm\nComponents: main\n"
+            f"# none are in it\nLanguages: none\nSigned-By: {SYSTEM_KEY}\n"
         ),
         "/etc/apt/keyrings/sm120-nvidia.gpg": "key",
         "/etc/apt/sources.list": "# deb [trusted=yes] http://old x main\ndeb http://a x main\n",
@@ -212,6 +218,10 @@ REPOSITORY = RepositoryPromise(
     components=[],
     key="",
     key_place="/etc/apt/keyrings/sm120-nvidia.gpg",
+    system_url="http://bundle/system",
+    system_suite="bookworm",
+    system_components=["main"],
+    system_key=SYSTEM_KEY,
 )
 DRIVER = DriverPromise(state="present", headers="headers")
 PCIE = PciePromise(

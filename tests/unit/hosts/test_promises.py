@@ -52,6 +52,7 @@ from tests.unit.hosts.good_host import (
     SCRUB,
     SOURCE,
     SYSCTL,
+    SYSTEM_SOURCE,
     TUNING,
     UNIT,
     WHO,
@@ -78,6 +79,9 @@ ON_HOST: list[tuple[Any, tuple[Any, ...], list[FakeHost]]] = [
             with_file(SOURCE, GOOD.files[SOURCE].replace("mirror", "elsewhere")),
             with_file(SOURCE, GOOD.files[SOURCE].replace("Signed-By", "#")),
             with_file(SOURCE, GOOD.files[SOURCE] + "Trusted: yes\n"),
+            with_file(SYSTEM_SOURCE, None),
+            with_file(SYSTEM_SOURCE, GOOD.files[SYSTEM_SOURCE].replace("bundle", "elsewhere")),
+            with_file(SYSTEM_SOURCE, GOOD.files[SYSTEM_SOURCE].replace("debian-", "other-")),
         ],
     ),
     (
