@@ -716,7 +716,8 @@ def serve_bundle(
         return Response(200, {"Content-Type": "text/html; charset=utf-8"}, body.encode())
 
     def answer(request: Request) -> Response | None:
-        parts, _ = request.split()
+        # apt asks for the index of a flat repository at `./InRelease`
+        parts = [part for part in request.split()[0] if part != "."] or [""]
         if request.method not in ("GET", "HEAD"):
             return None
         if parts[0] == "simple" and [*filter(None, parts)][1:] == []:

@@ -428,6 +428,11 @@ def test_a_checked_bundle_is_served_as_an_index_a_mirror_and_a_hub(usb: Path, si
         subprocess.run([*pip, "--dest", str(site / "got"), "thing"], check=True)
         assert (site / "got" / wheel.name).read_bytes() == wheel.read_bytes()
         assert b'href="/mirror/tool/click-8.0-py3-none-any.whl"' in get("/mirror/tool/")
+        # as apt writes the paths of a flat repository
+        assert get("/mirror/./thing-1.0-py3-none-any.whl") == wheel.read_bytes()
+        for path in ("/", "/.", "/./plan/plan.yaml"):
+            with pytest.raises(urllib.error.HTTPError):
+                get(path)
         for path in ("/mirror/../bundle.json", "/plan/plan.yaml", "/simple/other/"):
             with pytest.raises(urllib.error.HTTPError):
                 get(path)
