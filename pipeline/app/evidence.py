@@ -118,10 +118,13 @@ def bill_of_materials(
 def new_key(name: str, folder: Path | None = None, secret: str | None = None) -> NewKey:
     """Make a key (ECDSA P-256) that only its owner can read; never overwrites one."""
     require_key_name(name)
-    key = keys.make_private_key()
     path = (folder or default_folder(os.environ)) / f"{name}.pem"
+    passphrase = secret.encode() if secret else None
+    # a run that was killed or had no more space between the two halves
+    is_half = path.is_file() and not os.path.lexists(path.with_suffix(".pub"))
+    key = keys.read_private_file(path, passphrase) if is_half else keys.make_private_key()
     try:
-        public = keys.write_key(path, key, secret.encode() if secret else None)
+        public = keys.write_key(path, key, passphrase, is_half=is_half)
     except StoreUnwritable as error:
         raise StoreUnwritable(str(error), "Name a folder you can write with --output.") from error
     return NewKey(path, public, _entry(name, public), keys.LocalSigner(key))

@@ -39,6 +39,8 @@ _UNWRITABLE = {
     **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP), _IN_THE_WAY),
     errno.EROFS: f"That disk can only be read: {ANOTHER_PLACE}.",
     errno.ENAMETOOLONG: "Name a place with a shorter path.",
+    # also a disk that was pulled out, and a network file system whose server is gone
+    errno.EIO: f"The disk or its connection fails: look into `dmesg`, then {ANOTHER_PLACE}.",
 }
 
 

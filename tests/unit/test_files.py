@@ -95,6 +95,7 @@ def test_before_the_first_byte_nothing_has_come(tmp_path: Path) -> None:
         (errno.EROFS, "can only be read"),
         (errno.ENAMETOOLONG, "shorter path"),
         (errno.ENOSPC, "Free some space"),
+        (errno.EIO, "dmesg"),
     ],
 )
 def test_the_hint_is_about_what_the_disk_refused(number: int, hint: str) -> None:

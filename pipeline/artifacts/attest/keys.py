@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +73,13 @@ def make_private_key() -> PrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def write_key(path: Path, key: PrivateKey, passphrase: bytes | None = None) -> Path:
-    """Keeps a new key for its owner alone, and the public half beside it; never over another."""
+def write_key(
+    path: Path, key: PrivateKey, passphrase: bytes | None = None, *, is_half: bool = False
+) -> Path:
+    """Keeps a new key for its owner alone, and the public half beside it; never over another.
+
+    Of a key that is half there, because a run was killed, the public half is written.
+    """
     guard: serialization.KeySerializationEncryption = serialization.NoEncryption()
     # BestAvailableEncryption is PBES2 with AES, which openssl reads too
     if passphrase:
@@ -83,23 +89,30 @@ def write_key(path: Path, key: PrivateKey, passphrase: bytes | None = None) -> P
     # looked at first: a private half without its public one is of no use
     if public.exists():
         raise KeyExists(f"{public}: already exists")
-    # never over another file, never through a link: a lost key cannot be made again
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     halves = (path, pem, 0o600), (public, public_pem(key.public_key()).encode(), 0o644)
     try:
         with os_errors_explained(path):
             # the names of keys are private, too
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for file, data, mode in halves:
-                try:
-                    handle = os.open(file, flags, mode)
-                except FileExistsError as error:
-                    raise KeyExists(f"{file}: already exists") from error
-                with os.fdopen(handle, "wb") as out:
-                    out.write(data)
-                    out.flush()
-                    # a key that signed something must survive a power cut
-                    os.fsync(out.fileno())
+            # whole before it has its name: half a key that a kill or a full disk leaves would be
+            # in the way of the next try
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
+                for file, data, mode in halves[1:] if is_half else halves:
+                    new = Path(folder, file.name)
+                    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+                    with os.fdopen(handle, "wb") as out:
+                        out.write(data)
+                        out.flush()
+                        os.fsync(out.fileno())
+                    try:
+                        # never over another file or link: a lost key cannot be made again
+                        os.link(new, file)
+                    except FileExistsError as error:
+                        raise KeyExists(f"{file}: already exists") from error
+            # a key that signed something must survive a power cut, with its name
+            handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            os.fsync(handle)
+            os.close(handle)
     except FileNotFoundError as error:  # how /proc refuses a new folder
         raise StoreUnwritable(f"{path.parent}: cannot be made") from error
     return public

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
+import os
 import shlex
 import shutil
 import subprocess
@@ -14,6 +16,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
+from pipeline.app.evidence import new_key
 from pipeline.artifacts.attest.keyring import default_folder, own_key
 from pipeline.artifacts.attest.keys import (
     AgentSigner,
@@ -28,7 +31,7 @@ from pipeline.artifacts.attest.keys import (
     read_public,
     write_key,
 )
-from pipeline.core.errors import KeyExists, KeyInvalid, SigningFailed
+from pipeline.core.errors import DiskFull, KeyExists, KeyInvalid, SigningFailed
 
 PEM = serialization.Encoding.PEM
 PKCS8 = serialization.PrivateFormat.PKCS8
@@ -59,6 +62,41 @@ def test_no_key_is_overwritten(tmp_path: Path, there: str) -> None:
         write_key(tmp_path / "mine.pem", make_private_key())
     assert (tmp_path / there).read_text() == "precious"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_disk_that_is_full_leaves_no_half_key_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(DiskFull):
+            write_key(tmp_path / "mine.pem", make_private_key())
+    assert list(tmp_path.iterdir()) == []
+    write_key(tmp_path / "mine.pem", make_private_key())
+
+
+def test_a_key_whose_public_half_a_kill_kept_back_gets_it(tmp_path: Path) -> None:
+    first = new_key("mine", tmp_path)
+    first.public.unlink()
+    again = new_key("mine", tmp_path)
+    assert again.signer.key_id == first.signer.key_id
+    assert key_id(read_public(again.public.read_bytes(), "it")) == first.signer.key_id
+
+
+@pytest.mark.parametrize("secret", [None, "another"])
+def test_a_half_key_of_another_passphrase_stays_as_it_is(
+    tmp_path: Path, secret: str | None
+) -> None:
+    made = new_key("mine", tmp_path, "secret")
+    made.public.unlink()
+    before = made.private.read_bytes()
+    with pytest.raises(KeyInvalid, match="passphrase"):
+        new_key("mine", tmp_path, secret)
+    assert made.private.read_bytes() == before
+    assert not made.public.exists()
 
 
 def test_a_key_is_not_written_through_a_link(tmp_path: Path) -> None:
