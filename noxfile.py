@@ -322,6 +322,13 @@ def perf(session: nox.Session) -> None:
 
 
 @nox.session
+def chaos(session: nox.Session) -> None:
+    """kill -9, power cuts, full disks, lying servers, over every stage (-- --only STAGE|FAULT)."""
+    # after Ctrl-C it ends its mounts, networks and processes
+    run(session, "test", "python", "-m", "tests.chaos", *session.posargs, patience_s=60)
+
+
+@nox.session
 def mutants(session: nox.Session) -> None:
     """Do a package's tests notice small wrong changes to its code? (-- PACKAGE [--sample N] …)."""
     # after Ctrl-C it removes its copies of the tree

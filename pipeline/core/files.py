@@ -338,6 +338,9 @@ def link_or_copy(source: Path, target: Path) -> None:
         os.link(source, target, follow_symlinks=False)
     except OSError:
         shutil.copyfile(source, target)
+        # a stick that is pulled out, or a power cut, must not leave a name without its bytes
+        with target.open("rb") as copy:
+            os.fsync(copy.fileno())
 
 
 def free_bytes(folder: Path) -> int:

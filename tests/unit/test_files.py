@@ -21,6 +21,7 @@ from pipeline.core.files import (
     change_file,
     explained,
     hash_so_far,
+    link_or_copy,
     os_errors_explained,
     read_at_most,
     read_limited,
@@ -146,3 +147,18 @@ def test_a_file_that_cannot_be_read_is_not_answered_with_its_contents(tmp_path: 
     with pytest.raises(KeyInvalid, match="larger than 10 bytes") as caught:
         read_limited(tmp_path / "large", 10, KeyInvalid)
     assert "none of its kind is so large" in caught.value.hint
+
+
+def test_a_copy_for_another_disk_is_on_that_disk_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    synced: list[int] = []
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
+    (tmp_path / "a").write_bytes(b"some")
+    link_or_copy(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == b"some"
+    assert synced == [(tmp_path / "b").stat().st_ino]

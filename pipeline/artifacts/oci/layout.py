@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -33,9 +34,26 @@ def export_layout(
     """Writes the layout; blobs are hard links where the disk allows, copies elsewhere.
 
     Each blob is read once where it now lies, so that it matches its digest. Evidence is copied to
-    `records`, where `sm120 verify` looks for it; other programs ignore that folder.
+    `records`, where `sm120 verify` looks for it; other programs ignore that folder. A folder that
+    has this image whole stays, so that a plan whose machine went down goes on.
     """
     folder = folder.absolute()  # `.` has no name to put another one beside
+    image = read_document(blobs.read_blob(record.digest))
+    # type and size as the manifest is, whatever the record claims of it
+    shown = {"media_type": image.media_type, "size_bytes": len(image.data)}
+    index = index_json([record.descriptor.model_copy(update=shown)])
+    digests = [image.digest, *(blob.digest for blob in image.blobs)]
+    with suppress(OSError):
+        there = folder / "blobs" / "sha256"
+        paths = {digest: there / digest.removeprefix("sha256:") for digest in digests}
+        is_same = files.read_plain(folder / "index.json", len(index)) == index
+        if is_same and not any(path.is_symlink() for path in (folder, there, *paths.values())):
+            # every byte is read again: a disk that lost its power may have the names alone
+            found = files.on_all_cores(files.sha256_of_file, paths.values())
+            if found == digests:
+                for path in evidence:
+                    files.write_bytes(folder / "records" / path.name, path.read_bytes())
+                return
     is_other = folder.is_symlink() or (folder.exists() and not folder.is_dir())
     if is_other or (folder.exists() and any(folder.iterdir())):
         fault = "is not a folder" if is_other else "is not empty"
@@ -47,11 +65,6 @@ def export_layout(
     if not is_ours and (partial.exists() or partial.is_symlink()):
         raise StoreUnwritable(f"{partial}: is in the way", "Move it, or name another folder.")
     shutil.rmtree(partial, ignore_errors=True)
-    image = read_document(blobs.read_blob(record.digest))
-    # type and size as the manifest is, whatever the record claims of it
-    shown = {"media_type": image.media_type, "size_bytes": len(image.data)}
-    index = index_json([record.descriptor.model_copy(update=shown)])
-    digests = [image.digest, *(blob.digest for blob in image.blobs)]
     sources = {digest: blobs.blob_path(digest) for digest in digests}
     try:
         with files.os_errors_explained(folder):

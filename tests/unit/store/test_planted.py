@@ -197,6 +197,39 @@ def test_a_blob_that_is_gone_or_a_link_is_not_exported(world: World) -> None:
     assert list(out.parent.iterdir()) == []
 
 
+def test_the_same_export_again_leaves_what_is_there_and_brings_new_evidence(world: World) -> None:
+    built, out = world.build(), world.mirror.parent / "out"
+    export_layout(world.store, built.record, out)
+    blob = out / "blobs" / "sha256" / built.digest.removeprefix("sha256:")
+    before, note = blob.stat(), world.mirror.parent / "note.dsse.json"
+    note.write_text("{}")
+    export_layout(world.store, built.record, out, [note])
+    assert blob.stat() == before
+    assert (out / "records" / note.name).read_text() == "{}"
+
+
+@pytest.mark.parametrize("harm", ["cut", "gone", "link", "other index"])
+def test_an_export_into_a_layout_that_is_not_this_image_whole_is_refused(
+    world: World, harm: str
+) -> None:
+    built, out = world.build(), world.mirror.parent / "out"
+    export_layout(world.store, built.record, out)
+    blob = out / "blobs" / "sha256" / parts(world.store, built)[-1].removeprefix("sha256:")
+    copy = world.mirror.parent / "copy"
+    copy.write_bytes(blob.read_bytes())
+    if harm == "other index":
+        (out / "index.json").write_text("{}")
+    else:
+        # not in place: it is the store's own file, too
+        blob.unlink()
+    if harm == "cut":
+        blob.touch()
+    if harm == "link":
+        blob.symlink_to(copy)
+    with pytest.raises(StoreUnwritable, match="is not empty"):
+        export_layout(world.store, built.record, out)
+
+
 def test_an_export_removes_only_what_an_export_left(world: World) -> None:
     built = world.build()
     out = world.mirror.parent / "out"
