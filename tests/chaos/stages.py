@@ -37,6 +37,9 @@ class Stage:
     rot: tuple[str, ...] = ()  # globs of what may rot before it reads it
     heal: tuple[tuple[str, ...], ...] = ()  # what a user runs who has read the hint, after rot
     is_done_once: bool = False
+    makes: tuple[
+        str, ...
+    ] = ()  # globs of what it may write anew, though without a fault it does not
     reset: Callable[[World], None] = lambda world: None  # what lies outside of the place
     env: Callable[[World], dict[str, str]] = lambda world: {}
 

@@ -14,6 +14,7 @@ import click
 
 from pipeline.cli.main import cli
 from pipeline.images.spec.checkout import Checkout
+from tests.chaos.__main__ import read_options as chaos_options
 from tests.docs.pages import ROOT
 from tests.mutants.__main__ import arguments as mutants_options
 from tests.perf.__main__ import read_options as perf_options
@@ -29,6 +30,7 @@ _SESSIONS = {
 }
 # sessions that hand it to a program of the tests
 _PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
+    "chaos": chaos_options,
     "perf": perf_options,
     "mutants": mutants_options,
 }

@@ -220,7 +220,8 @@ def test_every_stage_meets_faults_that_exist_and_has_what_they_need() -> None:
 
 
 def test_only_names_stages_and_faults(capsys: pytest.CaptureFixture[str]) -> None:
-    build, kill = STAGES[0], FAULTS["kill"]
+    (build,) = (stage for stage in STAGES if stage.name == "build")
+    kill = FAULTS["kill"]
     assert is_wanted(build, kill, None)
     assert is_wanted(build, kill, ["build"])
     assert is_wanted(build, kill, ["kill", "build"])
