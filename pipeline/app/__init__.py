@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pipeline.app import audit as audit
     from pipeline.app import bench as bench
     from pipeline.app import bench_nodes as bench_nodes
     from pipeline.app import build as build

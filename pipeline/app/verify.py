@@ -95,27 +95,8 @@ def verify_artifact(workspace: Workspace, request: VerifyRequest) -> Verificatio
     Works offline; of an image in a registry, it asks only that registry.
     """
     now, artifact = datetime.now(UTC), request.artifact
-    trust = with_named_keys(trust_of(workspace, request.trust_path), request.key_paths)
     policy = read_policy(request.policy_path) if request.policy_path else None
-    context = VerifyContext(trust, workspace.checkout_or_none(), now, request.deep, request.jobs)
-    with log.step(f"Reading {masked(artifact)}"):
-        if reference := _reference(artifact):
-            memory: TagMemory | None = None
-            # a digest cannot move; only what a tag named is worth remembering
-            if reference.tag:
-                try:
-                    memory = TagMemory(workspace.store())
-                except (errors.StoreUnwritable, errors.DiskFull) as unkept:
-                    log.say(f"nothing new is remembered of this tag: {unkept}")
-                    with suppress(errors.StoreUnwritable):
-                        memory = TagMemory(workspace.store_to_read(), is_kept=False)
-            context = replace(context, memory=memory)
-            with open_registry(reference, request.access) as repository:
-                # not compared with a spec: the image may be of another checkout
-                remote = open_remote(repository, reference, named_platform(request.platform))
-                chain = judge_remote(remote, context, gather_envelopes(request.places))
-        else:
-            chain = _local(workspace, request, context)
+    chain, context = walk_artifact(workspace, request, now)
     asked = [judge_policy(policy, w, now) for w in chain.parts] if policy else []
     # evidence before policy: a policy over evidence that does not hold says nothing
     error: errors.PipelineError | None = verdict_error(chain.node)
@@ -137,6 +118,33 @@ def verify_artifact(workspace: Workspace, request: VerifyRequest) -> Verificatio
         message = f"{request.policy_path}: {refused[0].title}: {refused[0].message}"
         error = errors.PolicyRefused(message)
     return Verification(chain.node, asked, error)
+
+
+def walk_artifact(
+    workspace: Workspace, request: VerifyRequest, now: datetime
+) -> tuple[Chain, VerifyContext]:
+    """Read an artifact with its evidence and judge both, wherever they are; no policy is asked."""
+    trust = with_named_keys(trust_of(workspace, request.trust_path), request.key_paths)
+    context = VerifyContext(trust, workspace.checkout_or_none(), now, request.deep, request.jobs)
+    with log.step(f"Reading {masked(request.artifact)}"):
+        if reference := _reference(request.artifact):
+            memory: TagMemory | None = None
+            # a digest cannot move; only what a tag named is worth remembering
+            if reference.tag:
+                try:
+                    memory = TagMemory(workspace.store())
+                except (errors.StoreUnwritable, errors.DiskFull) as unkept:
+                    log.say(f"nothing new is remembered of this tag: {unkept}")
+                    with suppress(errors.StoreUnwritable):
+                        memory = TagMemory(workspace.store_to_read(), is_kept=False)
+            context = replace(context, memory=memory)
+            with open_registry(reference, request.access) as repository:
+                # not compared with a spec: the image may be of another checkout
+                remote = open_remote(repository, reference, named_platform(request.platform))
+                chain = judge_remote(remote, context, gather_envelopes(request.places))
+        else:
+            chain = _local(workspace, request, context)
+    return chain, context
 
 
 def _what_is_missing(artifact: str, node: Node, context: VerifyContext) -> str:

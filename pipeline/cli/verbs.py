@@ -228,6 +228,9 @@ EVIDENCE = {
     "sbom": Verb(
         "evidence:evidence_sbom_command", "Print the bill of materials of a built image.", "image"
     ),
+    "audit": Verb(
+        "audit:evidence_audit_command", "Find known vulnerabilities in images, offline.", "image"
+    ),
     "new-key": Verb("evidence:evidence_new_key_command", "Make a key that signs evidence."),
     "list-keys": Verb(
         "evidence:evidence_list_keys_command", "List the trusted keys and what they may sign."

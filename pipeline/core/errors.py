@@ -315,6 +315,12 @@ class BaseUnusable(ContentUnusable):
     hint = "Nothing was built on it. Name the digest of another image under `base`."
 
 
+class DatabaseInvalid(ContentUnusable):
+    """an advisory database is damaged, hostile or in no format that is published"""
+
+    hint = "Nothing was judged. Fetch the database again: OSV's all.zip, or Debian's tracker dump."
+
+
 class ModelUnreadable(ContentUnusable):
     """a config.json or GGUF header is damaged or of a kind this tool does not know"""
 
@@ -671,6 +677,12 @@ class EvidenceStale(PipelineError, code=74):
     hint = "Build it again, or go back to the state that was recorded."
 
 
+class DatabaseOld(EvidenceStale):
+    """audit: the advisories are older than was asked for"""
+
+    hint = "Fetch the database again. `--max-age DAYS` takes an older one."
+
+
 # Not EvidenceBroken: the image that was signed is still good, only its name is not.
 class TagMoved(PipelineError, code=75):
     """verify: a tag names another image than the one that was signed under it"""
@@ -684,6 +696,12 @@ class RefusedByPolicy(PipelineError, code=76):
 
 class PolicyRefused(RefusedByPolicy):
     """verify: the evidence does not satisfy the policy file"""
+
+
+class KnownVulnerable(RefusedByPolicy):
+    """audit: a package is known to be vulnerable, and nobody accepted that"""
+
+    hint = "Take a fixed version, or accept it with reason and end under `advisories` in the spec."
 
 
 # Nothing was sent: gates are read before the registry is asked.

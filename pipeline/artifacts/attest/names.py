@@ -5,8 +5,9 @@ Own names are URNs, not addresses, so that nothing in a signed statement depends
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
-from urllib.parse import quote
+import re
+from typing import Annotated, Final, Literal, NamedTuple
+from urllib.parse import parse_qsl, quote, unquote
 
 from pydantic import AfterValidator
 
@@ -26,6 +27,7 @@ BENCHMARK_RUN = f"{_OWN}:predicate:benchmark-run:v2"
 REPORT = f"{_OWN}:predicate:report:v2"
 COMPILED_FILE = f"{_OWN}:predicate:compiled-file:v1"
 UNGATED = f"{_OWN}:predicate:ungated:v1"
+AUDIT = f"{_OWN}:predicate:audit:v1"  # which known vulnerabilities an image has
 EVIDENCE_SET = f"{_OWN}:predicate:evidence-set:v1"
 OBJECTS = f"{_OWN}:predicate:objects:v1"  # about the manifest of an export of compiled objects
 BUNDLE = f"{_OWN}:predicate:bundle:v1"  # about the manifest of a bundle
@@ -47,6 +49,7 @@ KINDS = {
     "benchmark-run": BENCHMARK_RUN,
     "report": REPORT,
     "ungated": UNGATED,
+    "audit": AUDIT,
     "evidence-set": EVIDENCE_SET,
     "objects": OBJECTS,
     "compiled-tree": COMPILED_TREE,
@@ -77,6 +80,32 @@ def _known(kind: str) -> str:
 
 
 Kind = Annotated[str, AfterValidator(_known)]
+
+
+# https://github.com/package-url/purl-spec; visible ASCII, as no other character needs to be in one
+_PURL = re.compile(
+    r"pkg:([a-z][a-z0-9.+-]*)/((?:[^/@?#]+/)*)([^/@?#]+)@([^?#]+)(?:\?([^#]*))?(?:#.*)?"
+)
+
+
+class PackageUrl(NamedTuple):
+    """A package URL with a version, in its parts."""
+
+    kind: str
+    namespace: str
+    name: str
+    version: str
+    qualifiers: dict[str, str]
+
+
+def parse_purl(text: str) -> PackageUrl | None:
+    """The parts of a package URL; none where it is none, or names no version."""
+    found = _PURL.fullmatch(text) if text.isascii() and text.isprintable() else None
+    if found is None or len(text) > 1000:
+        return None
+    namespace, name, version = (unquote(found[x]) for x in (2, 3, 4))
+    qualifiers = dict(parse_qsl(found[5] or ""))
+    return PackageUrl(found[1], namespace.strip("/"), name, version, qualifiers)
 
 
 def wheel_purl(name: str, version: str, file: str) -> str:

@@ -186,6 +186,63 @@ class Ungated(Frozen):
     reason: Text
 
 
+Severity = Literal["unrated", "none", "low", "medium", "high", "critical"]
+# Why a vulnerable package does no harm, as OpenVEX names the reasons: github.com/openvex/spec
+Justification = Literal[
+    "component_not_present",
+    "vulnerable_code_not_present",
+    "vulnerable_code_not_in_execute_path",
+    "vulnerable_code_cannot_be_controlled_by_adversary",
+    "inline_mitigations_already_exist",
+]
+Day = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\d$")]
+
+
+class AcceptedRisk(Frozen):
+    """Why somebody accepts a known vulnerability, and until when."""
+
+    reason: Text
+    until: Day
+    justification: Justification | None = None  # none: it is affected, and that is accepted
+
+
+class KnownVulnerability(Frozen):
+    """A package of an image that an advisory is about."""
+
+    id: Identity
+    aliases: list[Identity]
+    package: Identity
+    version: Identity
+    purl: Identity
+    via: Identity | None  # the package that it is inside
+    severity: Severity
+    published: Stamp | None
+    fixed: list[Identity]  # versions without it, as far as the advisory names them
+    accepted: AcceptedRisk | None
+
+
+class AuditDatabase(Frozen):
+    """The advisories that an audit went by."""
+
+    digest: Digest
+    files: Count
+    records: Count
+    newest: Stamp
+
+
+class Audit(Frozen):
+    """The known vulnerabilities of an image, by one database of advisories."""
+
+    image: Identity
+    platform: Platform
+    database: AuditDatabase
+    packages: Count  # that were compared
+    unmatched: Count  # of kinds whose versions or advisories nothing here knows
+    undecided: Annotated[list[Text], Field(max_length=10_000)]  # neither affected nor not
+    findings: Annotated[list[KnownVulnerability], Field(max_length=10_000)]
+    tool: Tool
+
+
 MOST_STATEMENTS = 1000
 
 
@@ -227,6 +284,7 @@ MODELS: dict[str, type[Frozen]] = {
     names.BENCHMARK_RUN: BenchmarkRun,
     names.REPORT: Report,
     names.UNGATED: Ungated,
+    names.AUDIT: Audit,
     names.COMPILED_FILE: CompiledFile,
     names.EVIDENCE_SET: EvidenceSet,
     names.BUNDLE: Bundle,

@@ -19,6 +19,7 @@ from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import UnknownFile
 from pipeline.evidence.statements import inventory
 from pipeline.evidence.statements.licence import Licence, deb_licence, source_licence, wheel_licence
+from pipeline.evidence.statements.vendored import NONE_INSIDE, Vendored, vendored_in
 from pipeline.images.assemble.image import Built
 from pipeline.images.assemble.layer import read_layer_file
 from pipeline.images.assemble.view import follow
@@ -36,6 +37,7 @@ class BilledPart:
     part: inventory.ImagePart
     licence: Licence
     patches: tuple[inventory.OwnFile, ...]
+    vendored: Vendored = NONE_INSIDE  # libraries inside it, by its own bills
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Bill:
 def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
     """The bill of a built image."""
     parts, files = inventory.package_parts(built), inventory.own_files(checkout, built.plan)
-    licences = licences_of(store, parts)
+    licences, vendored = licences_of(store, parts), vendored_in(store, parts)
     patches = tuple(f for f in files if f.patch)
     # a wheel of two images is patched only in the one whose series changes it
     changed: dict[tuple[str, str], list[inventory.OwnFile]] = {}
@@ -103,6 +105,7 @@ def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
                 part,
                 licences[part.purl],
                 tuple(changed.get((part.image, part.pin.name), ()) if part.is_wheel else ()),
+                vendored.get(part.purl, NONE_INSIDE),
             )
             for part in parts
         ),

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
-from pipeline.artifacts.attest.names import BUILD_TIME, UNLISTED
+from pipeline.artifacts.attest.names import BUILD_TIME, UNLISTED, parse_purl
 from pipeline.artifacts.attest.strict import plain
 from pipeline.core.model import canonical_json
 from pipeline.evidence.statements.bill import Bill, BilledPart, BilledTree
 from pipeline.evidence.statements.inventory import ImagePart, ImageTree, OwnFile, Toolchain
 from pipeline.evidence.statements.licence import Licence
 from pipeline.images.assemble.image import CREATED
-from pipeline.images.lock.model import Pin
+from pipeline.images.lock.model import DebPin, Pin
 
 # chosen once, for serial numbers that follow from the image's digest
 _NAMESPACE = uuid.UUID("6f0c9a3e-5a0d-5d0f-8a43-0f5f0c5d3b1e")
@@ -126,10 +126,22 @@ def _in_the_image(bill: Bill) -> list[dict[str, Any]]:
             ("layer", layer.record.digest),
             ("layer:title", layer.title),
             ("licence:source", _licence_source(billed.licence)),
+            *(("sbom:unread", why) for why in billed.vendored.unread),
         ]
+        if isinstance(part.pin, DebPin) and part.pin.source:
+            # what advisories name: they are about sources, not about what was built of them
+            notes.append(("source", part.pin.source))
         body = _component(
             "library", part.purl, part.pin.name, part.pin.version, part.pin.sha256
         ) | _properties(notes)
+        # its own bills (PEP 770) name no hashes of them
+        inside = [(x, parse_purl(x)) for x in billed.vendored.purls]
+        if libraries := [
+            {"type": "library", "name": url.name, "version": url.version, "purl": purl}
+            for purl, url in inside
+            if url
+        ]:
+            body["components"] = libraries
         components.append(body | _changes(billed, bill.root))
     components += [_own_file(x) for x in bill.files]
     for billed_tree in bill.trees:

@@ -102,6 +102,13 @@ class DebPin(Frozen):
     def file(self) -> str:
         return self.path.rpartition("/")[2]
 
+    @property
+    def source(self) -> str | None:
+        """The source package, for which a pool has a folder; none in a pool of another form."""
+        *_, letter, folder, _ = ("", "", *self.path.split("/"))
+        is_pool = letter == (folder[:4] if folder.startswith("lib") else folder[:1]) != ""
+        return folder if is_pool else None
+
 
 class ArchivePin(Frozen):
     """A source archive. Where it can be asked for follows from its kind."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import date
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
+from pipeline.artifacts.attest.predicates import Justification
 from pipeline.core.model import (
     REPOSITORY,
     Digest,
@@ -191,6 +193,18 @@ class CompiledSpec(Frozen):
     build: Name
 
 
+class AcceptedAdvisory(Frozen):
+    """A known vulnerability of the image that is accepted, why, and until when."""
+
+    id: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{2,99}$")]
+    package: Name | None = Field(default=None, description="only of this package [any]")
+    reason: Reason
+    until: Annotated[date, Field(description="the last day on which it is accepted")]
+    justification: Justification | None = Field(
+        default=None, description="why it does no harm, by OpenVEX; else it is an accepted risk"
+    )
+
+
 def required_results(
     gates: Sequence[str], archs: Sequence[str], *, patched: bool
 ) -> list[tuple[str, str]]:
@@ -230,6 +244,8 @@ class ImageSpec(Frozen):
     ports: list[Annotated[int, Field(ge=1, le=65535)]] = []  # TCP
     gates: list[Name] = []
     labels: dict[str, str] = {}  # annotations of the manifest, too
+    # about the image, not in it: `sm120 evidence audit --attest` signs them
+    advisories: list[AcceptedAdvisory] = []
 
     @model_validator(mode="after")
     def _has_one_root(self) -> ImageSpec:
@@ -243,7 +259,8 @@ class ImageSpec(Frozen):
     def dumped(self) -> dict[str, Any]:
         """All of the spec, as hashes cover it; what came later counts only where it is used."""
         later = {name for name in ("compiled",) if not getattr(self, name)}
-        return self.model_dump(mode="json", by_alias=True, exclude=later)
+        # who accepts an advisory need not build and publish the same bytes again
+        return self.model_dump(mode="json", by_alias=True, exclude={*later, "advisories"})
 
     @property
     def foreign(self) -> ForeignBase | None:

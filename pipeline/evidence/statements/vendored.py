@@ -1,0 +1,100 @@
+"""Libraries that wheels carry inside, by the bills that wheels ship of them (PEP 770).
+
+auditwheel, maturin and others write `*.dist-info/sboms/*.json` as CycloneDX or SPDX. They are texts
+of others: what cannot be read is named, and keeps nobody from making an image's own bill.
+https://peps.python.org/pep-0770/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.artifacts.attest.names import parse_purl
+from pipeline.artifacts.attest.strict import plain, read_signed_json
+from pipeline.artifacts.oci.record import Kind
+from pipeline.artifacts.store.store import Store
+from pipeline.core.errors import RecordInvalid
+from pipeline.evidence.statements.inventory import ImagePart
+from pipeline.images.assemble.layer import read_layer_file
+
+_FOLDER = ".dist-info/sboms/"
+# of Rust extensions they list some hundred crates: a few hundred kilobytes
+_MOST_BYTES = 8 << 20
+_MOST_DEPTH = 8
+_MOST_PARTS = 20_000
+# https://cyclonedx.org/specification/overview/: these only add fields to one another
+CYCLONEDX_READ = ("1.4", "1.5", "1.6", "1.7")
+
+
+@dataclass(frozen=True)
+class Vendored:
+    """What the bills inside one wheel list, and why others could not be read."""
+
+    purls: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+
+
+NONE_INSIDE = Vendored()
+
+
+def listed_components(body: dict[str, Any], depth: int = 0) -> Iterator[dict[str, Any]]:
+    """Every component of a CycloneDX bill, also of those inside others; each an object."""
+    components = body.get("components") or []
+    if not isinstance(components, list) or depth > _MOST_DEPTH:
+        raise RecordInvalid("bill of materials: its components are no list, or nested too deep")
+    for each in components:
+        if not isinstance(each, dict):
+            raise RecordInvalid("bill of materials: a component is no JSON object")
+        yield each
+        yield from listed_components(each, depth + 1)
+
+
+def vendored_in(store: Store, parts: Sequence[ImagePart]) -> dict[str, Vendored]:
+    """What each wheel's own bills list, by the wheel's package URL."""
+    found: dict[str, Vendored] = {}
+    for layer in {x.layer.record.digest: x.layer.record for x in parts if x.is_wheel}.values():
+        owners = {x.pin.name: x.purl for x in parts if x.layer.record == layer and x.is_wheel}
+        # other suffixes are bills, too; they are named as not read
+        rows = [r for end in (".json", ".xml", ".spdx") for r in store.find_rows(layer, end)]
+        for row in sorted(r for r in rows if _FOLDER in r.path and r.kind == Kind.FILE):
+            purl = owners.get(row.owner)
+            if purl is None:
+                continue
+            file = plain(row.path.rpartition("/")[2])
+            purls: list[str] = []
+            unread = ""
+            try:
+                if row.size_bytes > _MOST_BYTES or not row.path.endswith(".json"):
+                    raise RecordInvalid("is too large, or no JSON")
+                data = read_layer_file(store.blob_path(layer.digest), row)
+                body = read_signed_json(data, "the bill", _MOST_BYTES)
+                if not isinstance(body, dict):
+                    raise RecordInvalid("is no JSON object")
+                if body.get("bomFormat") == "CycloneDX":
+                    if (version := body.get("specVersion")) not in CYCLONEDX_READ:
+                        raise RecordInvalid(f"is CycloneDX {version!r}")
+                    named = [x.get("purl") for x in listed_components(body)]
+                elif str(body.get("spdxVersion")).startswith("SPDX-2."):
+                    references = [x.get("externalRefs") or [] for x in body.get("packages") or []]
+                    named = [
+                        ref.get("referenceLocator")
+                        for refs in references
+                        for ref in refs
+                        if ref.get("referenceType") == "purl"
+                    ]
+                else:
+                    raise RecordInvalid("is neither CycloneDX nor SPDX 2")
+                purls = [x for x in named if isinstance(x, str) and parse_purl(x)][:_MOST_PARTS]
+            except (RecordInvalid, AttributeError, TypeError) as error:
+                unread = plain(f"{file}: {error}").replace("\n", " ")[:200]
+            before = found.get(purl, NONE_INSIDE)
+            # a wheel lists itself, which is no library inside it
+            own = purl.partition("?")[0]
+            fresh = [x for x in purls if not x.startswith(own)]
+            found[purl] = Vendored(
+                tuple(dict.fromkeys([*before.purls, *fresh])),
+                (*before.unread, *([unread] if unread else [])),
+            )
+    return found
