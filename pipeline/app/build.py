@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pipeline.evidence.verify.layers import OfferedLayer
     from pipeline.images.fetch.inputs import Fetcher
     from pipeline.images.gate.stage import Staged
-    from pipeline.images.spec.checkout import Checkout
 
 
 @dataclass(frozen=True)
@@ -118,6 +117,11 @@ def build_images(
 
     with store.in_use():
         compile_missing(checkout, store, plans, fetcher, offered)
+        if any(each.warm for plan in plans for each in plan.chain()):
+            from pipeline.app.gate import make_gate_context
+            from pipeline.app.warm import warm_missing  # slow, and most images have none
+
+            warm_missing(make_gate_context(workspace, request.mirrors, request.offline), plans)
         # objects that others chose must not become a golden digest
         for tree in [t for plan in plans for t in plan.all_trees()] if request.accept else ():
             require_decided(store, read_golden(checkout.golden_path), tree)
@@ -240,7 +244,7 @@ def rebuild_image(
             objects_folder(store).mkdir(exist_ok=True)
             objects_folder(empty).symlink_to(objects_folder(store))
         with _attested(store, first, signer) as ended:
-            second = build_again(checkout, store, empty, first.plan, mirrors, offline, bases)
+            second = build_again(workspace, empty, first.plan, mirrors, offline, bases)
             with log.watched(f"Comparing {first.name}"):
                 ended.append(Rebuilt(second, compare_builds(store, first, empty, second)))
     (rebuilt,) = ended
@@ -248,8 +252,7 @@ def rebuild_image(
 
 
 def build_again(
-    checkout: Checkout,
-    store: Store,
+    workspace: Workspace,
     empty: Store,
     plan: ImagePlan,
     mirrors: tuple[str, ...],
@@ -259,11 +262,19 @@ def build_again(
     """Build an image in an empty store, so that nothing that was built before can leak into it."""
     from pipeline.images.fetch.inputs import make_fetcher
 
+    checkout, store = workspace.checkout(), workspace.store()
     # inputs that the store has, and the layers of a foreign base, need not travel again
     near = (str(store.root / "inputs"), str(store.root / "oci"))
     fetcher = make_fetcher(empty, (*mirrors, *near), offline, bases or BaseSettings())
     try:
         compile_missing(checkout, empty, [plan], lambda: fetcher)
+        if any(each.warm for each in plan.chain()):
+            from pipeline.app.gate import make_gate_context
+            from pipeline.app.warm import warm_missing
+
+            context = make_gate_context(workspace, mirrors, offline)
+            context = replace(context, store=empty, make_fetcher=lambda: fetcher)
+            warm_missing(context, [plan])
         return assemble_images(checkout, empty, [plan], lambda: fetcher, judge=False)[0]
     except OfflineMiss as error:
         # the store lacks it after another run, too: a rebuild keeps no inputs

@@ -8,7 +8,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -63,6 +63,7 @@ from pipeline.images.gate.templates.judge import open_template_gate
 from pipeline.images.gate.templates.sources import read_template_gates
 from pipeline.images.start_test.expected import engine_of
 from pipeline.images.start_test.prove import prove_start
+from pipeline.images.warm.target import open_warm
 from pipeline.serving.quality.texts import served_text
 
 _PATIENCE_S = 10.0  # for the first bytes of a named pipe
@@ -236,11 +237,15 @@ def answer_cases(
     plan = _plan_of(context, request.image, request.platform)
     gate: ParserGate | ImageGate
     target: Any  # of one kind or the other, as its cases are
-    with context.store.in_use():
+    with context.store.in_use(), ExitStack() as stack:
         if "parsers" in request.only:
             gate = open_parser_gate(context, plan, request.series)
             target = gate.target(gate.tree if request.unpatched else gate.patched())
             cases: list[Any] = list(gate.gates.cases)
+        elif "warm" in request.only and plan.warm:
+            gate = open_gate(context, plan.warm.base)
+            warm = replace(plan.warm, arch=request.arch or "")
+            target, cases = stack.enter_context(open_warm(gate, warm)), gate.gates.cases()
         else:
             gate = open_gate(context, plan, request.series)
             card = chosen_card(context, request.image, request.platform, request.arch)

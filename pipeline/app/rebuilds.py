@@ -151,7 +151,7 @@ def answer_rebuilds(
             continue
         with store.in_use(), store.scratch() as folder:
             empty = open_store(folder / "store")
-            second = build_again(checkout, store, empty, plan, mirrors, offline, bases)
+            second = build_again(workspace, empty, plan, mirrors, offline, bases)
         layers = [(layer.title, layer.record.digest) for layer in second.layers]
         answer = RebuildAnswer(
             case=second.name, ended="built", node=node, digest=second.digest, layers=layers

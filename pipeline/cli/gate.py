@@ -171,8 +171,8 @@ def gate_run_command(
 @click.option(
     "--only",
     required=True,
-    type=click.Choice(["smem", "parsers"]),
-    help="The gate; smem has the cases of numerics, too.",
+    type=click.Choice(["smem", "parsers", "warm"]),
+    help="The gate; smem has the cases of numerics, too; warm compiles for `sm120 image warm`.",
 )
 @arch_option
 @flag_option("--unpatched", help="Ask the engine as published, without patches.")
@@ -190,9 +190,9 @@ def gate_answer_command(
 ) -> None:
     """Answer the cases whose keys come on stdin, a key a line.
 
-    `sm120 gate run --on slurm` runs this on a node. Prints a line of JSON when it begins, one with
-    the digests of what decides answers, and one for each answer. A key that no case here has is
-    left out.
+    `sm120 gate run --on slurm` and `sm120 image warm --on slurm` run this on a node. Prints a line
+    of JSON when it begins, one with the digests of what decides answers, and one for each answer.
+    A key that no case here has is left out.
     """
     request = app.gate.GateRequest(only=(only,), **options)
     answer_keys(

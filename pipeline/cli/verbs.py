@@ -74,6 +74,11 @@ IMAGE = {
     ),
     "plan": _PLAN,
     "build": _BUILD,
+    "warm": Verb(
+        "image_warm:image_warm_command",
+        "Compile an image's kernels before its first request.",
+        "image",
+    ),
     "test": Verb("image:image_test_command", "Prove that images start, without a GPU.", "image"),
     "load": _LOAD,
     "export": Verb(

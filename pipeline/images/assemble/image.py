@@ -31,7 +31,14 @@ from pipeline.images.assemble.layer import Entry, with_parents, write_layer
 from pipeline.images.assemble.locked_layers import make_layers
 from pipeline.images.assemble.own_layers import WheelTree, folders_above, own_entries
 from pipeline.images.assemble.patch_series import patched_entries, refresh_series
-from pipeline.images.assemble.plan import ImagePlan, LayerKind, plan_image, require_few, work_for
+from pipeline.images.assemble.plan import (
+    WARM_READER,
+    ImagePlan,
+    LayerKind,
+    plan_image,
+    require_few,
+    work_for,
+)
 from pipeline.images.spec.checkout import Checkout
 
 if TYPE_CHECKING:
@@ -183,6 +190,7 @@ def _assemble(checkout: Checkout, store: Store, plan: ImagePlan) -> tuple[ImageR
     if plan.lock.base_image:
         layers += base_layers(store, plan.lock.base_image)
     keys = [(x.title, x.key) for x in plan.layers] + [(x.title, x.key) for x in plan.trees]
+    keys += [(plan.warm.title, plan.warm.key)] if plan.warm else []
     for title, key in keys:
         layers.append(TitledLayer(title=title, record=_pinned(store, key, title)))
     foreign = Foreign(store, plan.foreign) if plan.foreign else None
@@ -277,6 +285,9 @@ def image_config(
         # wheels on a foreign base come first
         variables["PATH"] = f"/{plan.venv.bin}:{variables.get('PATH') or _PLAIN_PATH}"
     variables |= {k: v for spec in specs for k, v in spec.env.items()}
+    if any(spec.warm for spec in specs):
+        # by the image itself: entries that a forgotten variable keeps from use help nobody
+        variables["TRITON_CACHE_MANAGER"] = f"{WARM_READER.stem}:WarmCache"
     # as Docker inherits them: an own entrypoint drops a base's command
     entrypoint, command = base.entrypoint or [], base.command or []
     for spec in specs:

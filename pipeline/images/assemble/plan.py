@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -24,7 +25,7 @@ from pipeline.images.lock.model import (
     current_source_lock,
 )
 from pipeline.images.spec.checkout import Checkout
-from pipeline.images.spec.image import Account, CompiledSpec, ImageSpec
+from pipeline.images.spec.image import Account, CompiledSpec, ImageSpec, WarmSpec
 from pipeline.images.spec.source import BuildSpec, OutputSpec, SourceSpec
 
 # Raised when the same inputs would give other bytes; part of every layer's key.
@@ -35,6 +36,8 @@ TREE_FORMAT = 1
 # toolchain's own key covers its platform, and `TreePlan.inputs` lists the outputs separately.
 BUILD_HINTS = frozenset({"cpu_minutes", "job_memory_mb", "silent_minutes", "platforms"})
 BUILD_HINTS |= {"may_differ", "toolchain_platform", "outputs", "cpu_checked"}
+# Raised when the same kernels, cases and card would give another warm layer.
+WARM_FORMAT = 1
 # Raised when the same foreign layer would be listed otherwise.
 READER = 1
 # A wheel this large has a layer of its own, shared between images and pushed once.
@@ -43,6 +46,8 @@ BIG_WHEEL_BYTES = 16_000_000
 MOST_LAYERS = 100
 DEFAULT_VENV = Venv()
 _PREFIX = "org.opencontainers.image."
+# What an image with warm kernels reads them by.
+WARM_READER = Path(__file__).parents[1] / "warm" / "reader" / "sm120_warm.py"
 
 
 class LayerKind(Enum):
@@ -133,6 +138,43 @@ class TreePlan:
 
 
 @dataclass(frozen=True)
+class WarmPlan:
+    """The kernels of an image's engine, compiled for its card."""
+
+    image: str
+    base: ImagePlan
+    spec: WarmSpec
+    cases: tuple[tuple[str, str], ...]  # the files of its base's cases, with their digests
+    reader: str  # the digest of what reads the entries in the image
+    arch: str = ""  # another card than the image's own
+
+    @property
+    def title(self) -> str:
+        return f"{self.image} warm kernels"
+
+    @property
+    def card(self) -> str:
+        return self.arch or self.base.spec.main_arch
+
+    @cached_property
+    def inputs(self) -> dict[str, object]:
+        """All that decides its bytes, by name: Triton, flags, paths and sources are its base's."""
+        return {
+            "format": WARM_FORMAT,
+            "base": self.base.key,
+            "card": self.card,
+            "cases": [list(pair) for pair in self.cases],
+            "recipes": self.spec.recipes,
+            "reader": self.reader,
+        }
+
+    @cached_property
+    def key(self) -> str:
+        """The store keeps its layer under this key."""
+        return sha256_of(canonical_json(self.inputs))
+
+
+@dataclass(frozen=True)
 class ImagePlan:
     """One image for one platform: its spec, its lock, and the layers that come from pins."""
 
@@ -143,6 +185,7 @@ class ImagePlan:
     base: ImagePlan | None
     inputs: dict[str, object]  # all that decides the image, by name
     trees: tuple[TreePlan, ...] = ()
+    warm: WarmPlan | None = None
 
     @cached_property
     def key(self) -> str:
@@ -241,7 +284,29 @@ def _plan_on(
     }
     if trees:
         inputs["compiled"] = [tree.key for tree in trees]
-    plan = ImagePlan(spec, platform, lock, layers, base, inputs, trees)
+    warm = None
+    if spec.warm and base:
+        owner = base.spec.name
+        setup = checkout.folder(owner) / "gates/engine.yaml"
+        if not setup.is_file():
+            raise SpecInvalid(
+                f"{spec.name}: warm: {owner} has no cases of a shared-memory gate",
+                "Kernels are compiled for the calls that gates/smem-*.yaml of its base describe.",
+            )
+        engine = setup.read_text(encoding="utf-8")
+        # engine.yaml may name a folder of cases that several images share
+        found = re.search(r"^shared: *([a-z0-9.+-]+)", engine, re.MULTILINE)
+        folders = [f"common/gates/{found[1]}"] if found else []
+        paths = [
+            path
+            for name in (*folders, f"{owner}/gates")
+            for pattern in ("engine.yaml", "smem-*.yaml")
+            for path in sorted(checkout.folder(name).glob(pattern))
+        ]
+        cases = tuple((f"{path.parent.name}/{path.name}", _file_digest(path)) for path in paths)
+        warm = WarmPlan(spec.name, base, spec.warm, cases, _file_digest(WARM_READER))
+        inputs["warm"] = warm.inputs
+    plan = ImagePlan(spec, platform, lock, layers, base, inputs, trees, warm)
     # refuses an image on a base with too many layers before anything is fetched
     foreign_layers = len(plan.foreign.layers) if plan.foreign else 0
     require_few(spec.name, len(plan.all_layers()) + len(plan.all_trees()) + foreign_layers)

@@ -109,6 +109,7 @@ EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Mode = Annotated[str, StringConstraints(pattern=r"^0[0-7]{3}$")]
 # As nvcc names them; `a` and `f` mark code for one chip or one family alone.
 Architecture = Annotated[str, StringConstraints(pattern=r"^sm_\d{2,3}[af]?$")]
+CasePattern = Annotated[str, StringConstraints(pattern=r"^[a-z0-9.*-]+$", max_length=80)]
 Summary = Annotated[str, StringConstraints(min_length=10, max_length=200)]
 
 
@@ -205,6 +206,18 @@ class AcceptedAdvisory(Frozen):
     )
 
 
+class WarmSpec(Frozen):
+    """Kernels that the image brings compiled, so that its first requests wait for no compiler.
+
+    They are those that the cases of its base's shared-memory gate reach. `recipes` says which of
+    these cases a recipe's engine calls, by patterns of their names.
+    """
+
+    recipes: dict[Name, Annotated[list[CasePattern], Field(min_length=1)]] = Field(
+        default={}, description="recipes, and the cases that stand for what each calls"
+    )
+
+
 def required_results(
     gates: Sequence[str], archs: Sequence[str], *, patched: bool
 ) -> list[tuple[str, str]]:
@@ -234,6 +247,9 @@ class ImageSpec(Frozen):
     python: PythonSpec | None = None
     cuda: CudaSpec | None = None
     compiled: list[CompiledSpec] = []
+    warm: WarmSpec | None = Field(
+        default=None, description="kernels of its base's engine, compiled here without a card"
+    )
     files: list[FileSpec] = []  # their digests are among the inputs of the image
     patches: RelativePath | None = None
     entrypoint: list[str] = []
@@ -254,11 +270,16 @@ class ImageSpec(Frozen):
         # /etc/passwd is written once, with the root's first layer
         if self.base is not None and self.accounts:
             raise ValueError("`accounts` belong to the root image that has `debian`")
+        # its cases, its card and its flags are those of the image below
+        if self.warm is not None and (self.parent is None or self.python is not None):
+            raise ValueError(
+                "`warm` belongs to an image that adds no wheels to one of this checkout"
+            )
         return self
 
     def dumped(self) -> dict[str, Any]:
         """All of the spec, as hashes cover it; what came later counts only where it is used."""
-        later = {name for name in ("compiled",) if not getattr(self, name)}
+        later = {name for name in ("compiled", "warm") if not getattr(self, name)}
         # who accepts an advisory need not build and publish the same bytes again
         return self.model_dump(mode="json", by_alias=True, exclude={*later, "advisories"})
 

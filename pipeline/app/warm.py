@@ -1,0 +1,202 @@
+"""Warm images: their engine's kernels compiled before the first request, without a card."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+from pipeline.app.gate import make_gate_context
+from pipeline.app.images import plans_of
+from pipeline.app.on_slurm import SlurmNodes, SlurmOrder
+from pipeline.app.workspace import Workspace
+from pipeline.core import log
+from pipeline.core.errors import SpecInvalid, StepFailed, UnknownImage
+from pipeline.core.files import os_errors_explained, write_bytes
+from pipeline.core.model import Frozen
+from pipeline.images.assemble.golden import read_golden
+from pipeline.images.assemble.plan import ImagePlan, WarmPlan
+from pipeline.images.gate.smem.cases import read_gates
+from pipeline.images.gate.smem.engine import GateContext
+from pipeline.images.gate.smem.image_gate import open_gate
+from pipeline.images.gate.smem.run import kept_or_asked
+from pipeline.images.warm.layer import WarmIndex, pack_entries, read_warm, write_warm
+from pipeline.images.warm.target import WarmAnswer, open_warm
+from pipeline.serving.recipe.find import Recipes
+
+# What a start may compile beside Triton's kernels, by the wheels that bring the compilers' callers.
+_LIBRARIES = {
+    "FlashInfer": ("flashinfer-python",),
+    "CuTe DSL": ("nvidia-cutlass-dsl",),
+    "DeepGEMM": ("deep-gemm", "sgl-kernel", "sglang-kernel", "vllm"),
+}
+
+
+@dataclass(frozen=True)
+class WarmRequest:
+    """Which image to warm, for which of its recipes and which card."""
+
+    image: str
+    platform: str | None = None
+    recipes: tuple[str, ...] = ()  # none: all of its cases
+    arch: str | None = None
+    output: Path | None = None
+    mirrors: tuple[str, ...] = ()
+    offline: bool = False
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """What was compiled: the index of all entries, and where they are."""
+
+    plan: WarmPlan
+    index: WarmIndex
+    size_bytes: int  # of all files
+    seconds: float  # that workers took for the cases that were not known before
+    layer: str | None  # its digest; none where only a part of it was asked for
+
+
+class LibraryNeeds(Frozen):
+    """What a recipe needs of one library's kernels, and what the layer has of them."""
+
+    recipe: str
+    library: str
+    state: Literal["present", "missing", "unknown", "none needed"]
+    needed: int | None = None  # none: not known
+    present: int = 0
+    missing: list[str] = []
+    reason: str = ""
+
+
+def warm_missing(context: GateContext, plans: Sequence[ImagePlan]) -> list[WarmPlan]:
+    """Makes the warm layers that images need and the store lacks; all of them, made or not."""
+    warm = {p.warm.key: p.warm for plan in plans for p in plan.chain() if p.warm}
+    golden = read_golden(context.checkout.golden_path).images
+    for plan in warm.values():
+        if context.store.layer(plan.key):
+            continue
+        known = golden.get(f"{plan.image}.{plan.base.architecture}")
+        before = known.inputs.get("warm") if known else None
+        moved = [k for k, v in plan.inputs.items() if isinstance(before, dict) and before[k] != v]
+        if moved:
+            log.say(f"{plan.title}: stale, as {', '.join(moved)} changed; compiled again")
+        with context.store.locked(f"warm-{plan.key.removeprefix('sha256:')}"):
+            if not context.store.layer(plan.key):
+                _, files, _ = compile_entries(context, plan, ())
+                write_warm(context.store, plan, files)
+    return list(warm.values())
+
+
+def compile_entries(
+    context: GateContext, plan: WarmPlan, patterns: Sequence[str]
+) -> tuple[WarmIndex, dict[str, bytes], float]:
+    """Compiles for all cases, or for those that patterns name; index, files and seconds."""
+    gate = open_gate(context, plan.base)
+    cases = [
+        case
+        for case in gate.gates.cases()
+        if not patterns or any(fnmatchcase(case.name, pattern) for pattern in patterns)
+    ]
+    title = f"Compiling the kernels of {log.count(len(cases), 'case')} for {plan.card}"
+    with open_warm(gate, plan) as target, log.step(title):
+        answers = kept_or_asked(target, cases)
+        lost = [a for _, a, _ in answers if a.ended in ("died", "timed out", "not imported")]
+        if lost:
+            # a layer without them would be another one on the next machine
+            first = f"{lost[0].case} {lost[0].ended}: {lost[0].message}"
+            raise StepFailed(
+                f"{plan.title}: {log.count(len(lost), 'case')} without an answer; {first}",
+                "Run it again: the other cases are kept, and only these are asked.",
+            )
+        index, files = pack_entries(
+            target, [(c, a) for c, a, _ in answers if isinstance(a, WarmAnswer)]
+        )
+    return index, files, sum(answer.seconds for _, answer, kept in answers if not kept)
+
+
+def _warm_plan(workspace: Workspace, request: WarmRequest) -> WarmPlan:
+    checkout = workspace.checkout()
+    plan = plans_of(checkout, (request.image,), request.platform)[0]
+    if plan.warm is None:
+        on_it = [name for name in checkout.images() if checkout.spec(name).parent == request.image]
+        warm = [name for name in on_it if checkout.spec(name).warm]
+        hint = f"`sm120 image warm {warm[0]}` is it." if warm else "Add an image with `warm:`."
+        raise UnknownImage(f"{request.image}: its spec has no `warm`", hint)
+    strange = [name for name in request.recipes if name not in plan.warm.spec.recipes]
+    if strange:
+        known = ", ".join(plan.warm.spec.recipes) or "none"
+        raise SpecInvalid(
+            f"{request.image}: warm: has no recipe {strange[0]!r} (it has: {known})",
+            "Name the cases that stand for it under `warm: recipes:` of its image.yaml.",
+        )
+    return replace(plan.warm, arch=request.arch or "")
+
+
+def warm_image(
+    workspace: Workspace, request: WarmRequest, slurm: SlurmOrder | None = None
+) -> Warmed:
+    """Compiles an image's kernels into its warm layer; or for some recipes, or for another card."""
+    start = time.monotonic()
+    plan = _warm_plan(workspace, request)
+    context = make_gate_context(workspace, request.mirrors, request.offline)
+    if slurm:
+        words = ["gate", "answer", plan.image, "--only", "warm", "--arch", plan.card]
+        words += ["--platform", plan.base.platform, *(["--offline"] if request.offline else [])]
+        nodes = SlurmNodes(slurm, words, context.checkout.root)
+        context = replace(context, ask=nodes.ask)
+    patterns = [p for name in request.recipes for p in plan.spec.recipes[name]]
+    with context.store.in_use():
+        index, files, seconds = compile_entries(context, plan, patterns)
+        is_whole = not patterns and not request.arch
+        layer = write_warm(context.store, plan, files).digest if is_whole else None
+    if request.output:
+        with os_errors_explained(request.output):
+            for path, data in files.items():
+                write_bytes(request.output / path, data)
+    log.say(f"  done in {log.seconds(time.monotonic() - start)}")
+    size = sum(map(len, files.values()))
+    return Warmed(plan, index, size, seconds, layer)
+
+
+def report_warm(workspace: Workspace, request: WarmRequest) -> list[LibraryNeeds]:
+    """For each recipe of an image: which kernels it needs, and which of them the layer has."""
+    plan = _warm_plan(workspace, request)
+    checkout, rows = workspace.checkout(), list[LibraryNeeds]()
+    index = read_warm(workspace.store_to_read(), plan)
+    cases = read_gates(checkout, plan.base.spec.name).cases()
+    recipes = Recipes([checkout.root / "recipes"])
+    images = (plan.image, plan.base.spec.name)
+    own = [name for name in recipes.names() if recipes.read(name).image in images]
+    for name in request.recipes or own:
+        patterns = plan.spec.recipes.get(name, [])
+        chosen = [c for c in cases if any(fnmatchcase(c.name, pattern) for pattern in patterns)]
+        needed = {(case.name, kernel) for case in chosen for kernel in case.kernels}
+        held = {
+            (case, e.kernel) for e in (index.entries.values() if index else ()) for case in e.cases
+        }
+        reasons = {(lack.case, lack.kernel): lack.reason for lack in index.missing} if index else {}
+        lacking = sorted(needed - held)
+        triton = LibraryNeeds(
+            recipe=name,
+            library="Triton",
+            state="missing" if lacking else "present",
+            needed=len(needed),
+            present=len(needed & held),
+            missing=[f"{c}: {k}: {reasons.get((c, k), 'not compiled')}" for c, k in lacking],
+            reason="" if index else f"there is no layer yet: `sm120 image warm {plan.image}`",
+        )
+        if not patterns:
+            why = "no case is named for it under `warm: recipes:`"
+            triton = LibraryNeeds(recipe=name, library="Triton", state="unknown", reason=why)
+        rows.append(triton)
+        for library, projects in _LIBRARIES.items():
+            wheels = [w for w in map(plan.base.find_wheel, projects) if w]
+            why = "its wheel is not in the image"
+            if wheels:
+                why = f"{wheels[0].name} {wheels[0].version} compiles at run time; no case calls it"
+            state: Literal["unknown", "none needed"] = "unknown" if wheels else "none needed"
+            rows.append(LibraryNeeds(recipe=name, library=library, state=state, reason=why))
+    return rows

@@ -1,0 +1,194 @@
+"""Entries of Triton's cache, judged for the card and packed as a layer with an index.
+
+`entry_fault` judges one by the rules of the gates, `pack_entries` puts those of all cases together,
+and `write_warm` makes the layer of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+from pipeline.artifacts.oci.record import Kind, LayerRecord
+from pipeline.artifacts.store.store import Store
+from pipeline.core.errors import NotReproducible, StepFailed, StoreDamaged
+from pipeline.core.files import os_errors_explained
+from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.core.model import Frozen, canonical_json
+from pipeline.images.assemble.layer import Entry, read_layer_file, with_parents, write_layer
+from pipeline.images.assemble.plan import WARM_READER, WarmPlan
+from pipeline.images.gate.arch import ObjectVerdict, judge_object, read_binary_facts
+from pipeline.images.gate.smem.cases import KernelCase
+from pipeline.images.gate.smem.limits import Card
+from pipeline.images.warm.target import WarmAnswer, WarmTarget
+
+# Read-only in the image, and no place that `serve` mounts a volume over.
+FOLDER = "opt/warm"
+INDEX = f"{FOLDER}/index.json"
+# The largest kernels have a quarter of a megabyte.
+_MOST_BYTES = 64 << 20
+_MOST_INDEX_BYTES = 256 << 20
+_KEY, _FILE = re.compile(r"[A-Z2-7]{20,60}"), re.compile(r"\w[\w.-]{0,200}")
+
+
+class IndexedEntry(Frozen):
+    """An entry of the layer: its files with their digests, and what it is there for."""
+
+    kernel: str
+    module: str = ""
+    files: dict[str, str]
+    cases: list[str]
+    recipes: list[str] = []
+
+
+class LackingKernel(Frozen):
+    """A kernel that a case names and the layer has not, and why."""
+
+    case: str
+    kernel: str
+    reason: str
+
+
+class WarmIndex(Frozen):
+    """What a warm layer holds; `sm120_warm.py` reads it in the image."""
+
+    format: int = 1
+    image: str  # whose engine it is
+    card: str
+    triton: str
+    site: str
+    entries: dict[str, IndexedEntry]
+    missing: list[LackingKernel]
+
+
+def entry_fault(files: dict[str, bytes], card: Card) -> str:
+    """Why a card cannot use an entry; empty for a good one, and for a launcher.
+
+    The gates' own rules: machine code for the card, and no more shared memory than it has.
+    """
+    cubins = {name: data for name, data in files.items() if name.endswith(".cubin")}
+    for name, data in cubins.items():
+        verdict = judge_object(read_binary_facts(partial(iter, [data]), len(data)), card.arch)
+        if verdict.verdict is not ObjectVerdict.RUNS:
+            return f"{name}: {verdict.message}"
+        try:
+            about: Any = read_json(
+                files[name.removesuffix("cubin") + "json"], most_bytes=_MOST_BYTES
+            )
+            arch, shared = int(about["target"]["arch"]), int(about["shared"])
+        except (KeyError, TypeError, ValueError, JsonInvalid) as error:
+            return f"{name}: its description cannot be read ({error})"
+        if arch != int(card.arch.removeprefix("sm_")):
+            return f"{name}: was compiled for sm_{arch}"
+        if shared > card.shared_bytes:
+            return f"needs {shared} bytes of shared memory, the card has {card.shared_bytes}"
+    return "" if cubins or any(name.endswith(".so") for name in files) else "has no machine code"
+
+
+def pack_entries(
+    target: WarmTarget, answered: Sequence[tuple[KernelCase, WarmAnswer]]
+) -> tuple[WarmIndex, dict[str, bytes]]:
+    """Puts the entries of all cases together: the index, and the layer's files by their path."""
+    plan, files = target.plan, dict[str, bytes]()
+    served, faults = defaultdict[str, set[str]](set), dict[str, str]()
+    about: dict[str, dict[str, Any]] = {}
+    missing: list[LackingKernel] = []
+    for case, answer in answered:
+        reached = {record.kernel: record.error or "" for record in answer.records}
+        kept: set[str] = set()
+        for entry in answer.entries:
+            try:
+                unpacked = {
+                    name: zlib.decompressobj().decompress(base64.b85decode(data), _MOST_BYTES)
+                    for name, data in entry.files.items()
+                }
+            except (ValueError, zlib.error, binascii.Error) as error:
+                message = f"{case.name}: an entry of {entry.kernel} cannot be unpacked ({error})"
+                raise StepFailed(message) from error
+            if not _KEY.fullmatch(entry.key) or not all(map(_FILE.fullmatch, unpacked)):
+                raise StepFailed(f"{case.name}: {entry.key!r} is no entry of Triton's cache")
+            digests = {n: hashlib.sha256(data).hexdigest() for n, data in sorted(unpacked.items())}
+            known = about.setdefault(
+                entry.key, {"kernel": entry.kernel, "module": entry.module, "files": digests}
+            )
+            if known["files"] != digests:
+                # two workers compiled it, each for its own case
+                raise NotReproducible(
+                    f"{entry.kernel} ({entry.key}): compiled for {case.name} it has other bytes"
+                    f" than for {min(served[entry.key])}",
+                    "A compiler that is not the same twice gives no layer; report it.",
+                )
+            served[entry.key].add(case.name)
+            if entry.key not in faults:
+                faults[entry.key] = entry_fault(unpacked, target.card)
+            if fault := faults[entry.key]:
+                reached[entry.kernel] = reached.get(entry.kernel) or fault
+                continue
+            kept.add(entry.kernel)
+            files |= {f"{FOLDER}/triton/{entry.key}/{n}": data for n, data in unpacked.items()}
+        # those that the case must reach, and what else its call failed with
+        for kernel in sorted({*case.kernels} | {k for k, why in reached.items() if why}):
+            if kernel not in kept:
+                why = reached.get(kernel) or answer.message or "the case does not reach it"
+                missing.append(LackingKernel(case=case.name, kernel=kernel, reason=why[:400]))
+    by_case = {
+        case.name: {
+            recipe
+            for recipe, patterns in plan.spec.recipes.items()
+            if any(fnmatchcase(case.name, pattern) for pattern in patterns)
+        }
+        for case, _ in answered
+    }
+    index = WarmIndex(
+        image=plan.base.spec.name,
+        card=target.card.arch,
+        triton=target.environment.facts.triton,
+        site=target.site,
+        entries={
+            key: IndexedEntry(
+                **about[key],
+                cases=sorted(served[key]),
+                recipes=sorted({r for case in served[key] for r in by_case[case]}),
+            )
+            for key in sorted(about)
+            if not faults[key]
+        },
+        missing=sorted(missing, key=lambda each: (each.case, each.kernel)),
+    )
+    files[INDEX] = canonical_json(index.model_dump(mode="json")) + b"\n"
+    files[f"{plan.base.venv.site}/{WARM_READER.name}"] = WARM_READER.read_bytes()
+    return index, files
+
+
+def write_warm(store: Store, plan: WarmPlan, files: dict[str, bytes]) -> LayerRecord:
+    """Writes the layer, and keeps it under the plan's key."""
+    owner = plan.image
+    entries = [Entry(path, Kind.FILE, 0o644, data, owner=owner) for path, data in files.items()]
+    with store.new_blob() as blob:
+        with os_errors_explained(blob.path), blob.path.open("wb") as out:
+            written = write_layer(with_parents(entries), out)
+        blob.keep(written.record.digest)
+    return store.keep_layer(plan.key, written)
+
+
+def read_warm(store: Store, plan: WarmPlan) -> WarmIndex | None:
+    """The index of the layer that the store has for a plan, if it has one."""
+    layer = store.layer(plan.key)
+    if layer is None:
+        return None
+    row = next((row for row in store.find_rows(layer, INDEX) if row.path == INDEX), None)
+    try:
+        if row is None:
+            raise ValueError("it has no index")
+        data = read_layer_file(store.blob_path(layer.digest), row)
+        return WarmIndex.model_validate_json(data)
+    except ValueError as error:
+        raise StoreDamaged(f"{plan.title}: {layer.digest} cannot be read ({error})") from error

@@ -1,0 +1,92 @@
+"""Reads compiled kernels that an image brings, in the place of Triton's cache on disk.
+
+Part of images with warm kernels; TRITON_CACHE_MANAGER names it. Triton asks `get_group` for the
+files of a kernel and `get_file` for a launcher. An entry is used only if each of its files has the
+digest that the index lists, and if Triton and the place of its files are those
+that it was compiled with: another one would be another kernel. Whatever is missing or damaged is
+compiled as before, into TRITON_CACHE_DIR, and what is damaged is said on stderr.
+
+SM120_WARM_LOG=FILE appends a line for each lookup (`hit`, `disk`, `miss` or `refused`, key, file).
+SM120_WARM_ONLY=1 makes all but a hit an error, which proves that the image brings what is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.runtime.cache import FileCacheManager
+
+FOLDER = Path(os.environ.get("SM120_WARM", "/opt/warm"))
+
+
+@functools.cache
+def read_index() -> dict[str, Any]:
+    """The entries by key; none, and a line that says why, where they are not for this Triton."""
+    here = {"triton": triton.__version__, "site": str(Path(triton.__file__).parents[1])}
+    try:
+        index = json.loads((FOLDER / "index.json").read_text(encoding="utf-8"))
+        made_for = {name: index[name] for name in here}
+        entries = dict(index["entries"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"sm120: no warm kernels: {FOLDER}/index.json: {error}", file=sys.stderr)
+        return {}
+    if made_for != here:
+        print(f"sm120: no warm kernels: made for {made_for}, this is {here}", file=sys.stderr)
+        return {}
+    return entries
+
+
+class WarmCache(FileCacheManager):  # type: ignore[misc]
+    """Triton's own cache on disk, with the image's entries before it."""
+
+    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+        super().__init__(key, override, dump)
+        self._key, self._paths = key, dict[str, str]()
+        entry = None if override or dump else read_index().get(key)
+        for name, digest in entry["files"].items() if entry else ():
+            path = FOLDER / "triton" / key / name
+            try:
+                found = hashlib.sha256(path.read_bytes()).hexdigest()
+            except OSError as error:
+                found = str(error)
+            if found != digest:
+                # nothing of it: machine code with another description would run wrongly
+                self._paths = {}
+                self._note("refused", name)
+                print(f"sm120: {path} is {found}, not {digest}: not used", file=sys.stderr)
+                return
+            self._paths[name] = str(path)
+
+    def get_group(self, filename: str) -> Any:
+        """The paths of an entry's files; Triton asks for it by its description."""
+        if filename in self._paths:
+            self._note("hit", filename)
+            return dict(self._paths)
+        return self._else(filename, super().get_group(filename))
+
+    def get_file(self, filename: str) -> Any:
+        """The path of one file, as launchers are asked for."""
+        if filename in self._paths:
+            self._note("hit", filename)
+            return self._paths[filename]
+        return self._else(filename, super().get_file(filename))
+
+    def _else(self, filename: str, on_disk: Any) -> Any:
+        """What TRITON_CACHE_DIR has; nothing where the image must have it."""
+        self._note("disk" if on_disk else "miss", filename)
+        if os.environ.get("SM120_WARM_ONLY") == "1":
+            raise RuntimeError(f"sm120: {filename} ({self._key}) is no warm kernel of this image")
+        return on_disk
+
+    def _note(self, what: str, filename: str) -> None:
+        if path := os.environ.get("SM120_WARM_LOG"):
+            # one write for each line: several processes append to it
+            with Path(path).open("a", encoding="utf-8") as log:
+                log.write(f"{what} {self._key} {filename}\n")

@@ -1,0 +1,168 @@
+"""What an image uses of its warm kernels: whole entries, of this Triton at this place."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.images.assemble.plan import WARM_READER
+
+KEY, LAUNCHER = "K" * 52, "L" * 52
+FILES = {
+    KEY: {"_fwd.cubin": b"machine code", "_fwd.json": b'{"shared": 1}'},
+    LAUNCHER: {"__triton_launcher.so": b"launcher"},
+}
+# Triton's cache on disk, as far as the reader uses it: entries in folders below TRITON_CACHE_DIR.
+TRITON = {
+    "__init__.py": "__version__ = '3.5.1'\n",
+    "runtime/__init__.py": "",
+    "runtime/cache.py": """
+import json, os
+class CacheManager: pass
+class FileCacheManager(CacheManager):
+    def __init__(self, key, override=False, dump=False):
+        self.folder = os.path.join(os.environ["TRITON_CACHE_DIR"], key)
+        os.makedirs(self.folder, exist_ok=True)
+    def get_file(self, name):
+        path = os.path.join(self.folder, name)
+        return path if os.path.exists(path) else None
+    def get_group(self, name):
+        path = os.path.join(self.folder, "__grp__" + name)
+        return json.load(open(path))["child_paths"] if os.path.exists(path) else None
+""",
+}
+
+
+@pytest.fixture
+def warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An image's folder with two entries, a Triton beside it, and an empty cache on disk."""
+    for name, text in TRITON.items():
+        path = tmp_path / "site" / "triton" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    folder = tmp_path / "warm"
+    for key, files in FILES.items():
+        (folder / "triton" / key).mkdir(parents=True)
+        for name, data in files.items():
+            (folder / "triton" / key / name).write_bytes(data)
+    entries = {
+        key: {"files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}}
+        for key, files in FILES.items()
+    }
+    index = {"triton": "3.5.1", "site": str(tmp_path / "site"), "entries": entries}
+    (folder / "index.json").write_text(json.dumps(index))
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setenv("SM120_WARM", str(folder))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("SM120_WARM_LOG", str(tmp_path / "log"))
+    yield folder
+    for name in [n for n in sys.modules if n.partition(".")[0] == "triton"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def cache(warm: Path) -> Callable[[str], Any]:
+    """Opens an entry by its key, as Triton does; the reader is loaded anew for each test."""
+
+    def open_entry(key: str) -> Any:
+        spec = importlib.util.spec_from_file_location("warm_reader_here", WARM_READER)
+        assert spec
+        assert spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.WarmCache(key)
+
+    return open_entry
+
+
+def noted(warm: Path) -> list[str]:
+    log = warm.parent / "log"
+    return [line.split()[0] for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def test_a_whole_entry_is_used_and_counted(warm: Path, cache: Callable[[str], Any]) -> None:
+    paths = {name: str(warm / "triton" / KEY / name) for name in FILES[KEY]}
+    assert cache(KEY).get_group("_fwd.json") == paths
+    launcher = str(warm / "triton" / LAUNCHER / "__triton_launcher.so")
+    assert cache(LAUNCHER).get_file("__triton_launcher.so") == launcher
+    assert noted(warm) == ["hit", "hit"]
+
+
+def test_what_the_image_lacks_is_looked_for_on_disk(
+    warm: Path, cache: Callable[[str], Any]
+) -> None:
+    other = cache("M" * 52)
+    assert other.get_group("_fwd.json") is None
+    (Path(other.folder) / "__grp___fwd.json").write_text('{"child_paths": {"_fwd.json": "/x"}}')
+    assert cache("M" * 52).get_group("_fwd.json") == {"_fwd.json": "/x"}
+    assert noted(warm) == ["miss", "disk"]
+
+
+def test_old_entries_of_a_volume_do_not_hide_the_images(
+    warm: Path, cache: Callable[[str], Any]
+) -> None:
+    (warm.parent / "cache" / KEY).mkdir(parents=True)
+    old = warm.parent / "cache" / KEY / "__grp___fwd.json"
+    old.write_text('{"child_paths": {"_fwd.json": "/old"}}')
+    assert "/old" not in cache(KEY).get_group("_fwd.json").values()
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "one flipped byte": lambda path: path.write_bytes(b"Machine code"),
+    "truncated": lambda path: path.write_bytes(b"machine"),
+    "empty": lambda path: path.write_bytes(b""),
+    "gone": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+@pytest.mark.parametrize("name", sorted(FILES[KEY]))
+def test_a_damaged_entry_is_not_used_at_all_and_said(
+    what: str, name: str, warm: Path, cache: Callable[[str], Any], capfd: Any
+) -> None:
+    DAMAGE[what](warm / "triton" / KEY / name)
+    assert cache(KEY).get_group("_fwd.json") is None
+    assert cache(KEY).get_file("_fwd.cubin") is None
+    assert "refused" in noted(warm)
+    assert f"{KEY}/{name}" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("triton", "3.6.0"), ("site", "/usr/lib/python3/dist-packages")]
+)
+def test_entries_of_another_triton_or_place_are_not_used_and_it_is_said(
+    field: str, value: str, warm: Path, cache: Callable[[str], Any], capfd: Any
+) -> None:
+    index = json.loads((warm / "index.json").read_text())
+    (warm / "index.json").write_text(json.dumps({**index, field: value}))
+    assert cache(KEY).get_group("_fwd.json") is None
+    error = capfd.readouterr().err
+    assert "no warm kernels" in error
+    assert value in error
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"triton": "3.5.1"}'])
+def test_a_damaged_index_is_said_and_nothing_of_it_used(
+    text: str, warm: Path, cache: Callable[[str], Any], capfd: Any
+) -> None:
+    (warm / "index.json").write_text(text)
+    assert cache(KEY).get_group("_fwd.json") is None
+    assert "no warm kernels" in capfd.readouterr().err
+
+
+def test_a_proof_ends_at_the_first_kernel_that_is_not_there(
+    cache: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SM120_WARM_ONLY", "1")
+    assert cache(KEY).get_group("_fwd.json")
+    with pytest.raises(RuntimeError, match="no warm kernel of this image"):
+        cache("M" * 52).get_group("_fwd.json")
+    with pytest.raises(RuntimeError, match="no warm kernel of this image"):
+        cache("M" * 52).get_file("cuda_utils.so")
