@@ -115,6 +115,9 @@ def measure_server(
                     attempt = next((a for a in attempts if a.begun.id == served.attempt), None)
                 serve = attempt.begun if attempt else None
                 inputs = _inputs(workload, recipe, serve, request, site, signing)
+                if served and not attempt and served.built == "same":
+                    # a unit that was deployed: its image was compared with the store's just now
+                    inputs = inputs.model_copy(update={"image": served.digest})
                 if attempt and attempt.ends:
                     kernels = {"kernels": attempt.ends[0].kernels}
                     inputs = inputs.model_copy(update=kernels)

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from pipeline.artifacts.store.store import open_store
 from pipeline.core.files import sha256_of_file
 from pipeline.core.known import Known, unknown
 from pipeline.hosts.facts.gather import gather_facts
 from pipeline.hosts.facts.source import Capture
 from pipeline.serving.bench.record import read_run
+from pipeline.serving.serve.run import attempts_of
 from pipeline.serving.serve.site import Site
 from tests.unit.cli.live_recipe import LiveRecipe, live_recipe
 from tests.unit.hosts.machines import changed, h200
@@ -83,6 +85,23 @@ def test_the_host_is_asked_for_its_facts_and_the_numbers_are_bound_to_them(
     # nothing moved, so that the same command finds its own run
     assert world.bench().code == 0
     assert read_run(world.out / "quick").inputs == inputs
+
+
+def test_numbers_of_a_deployed_engine_are_bound_to_its_image(world: Measured) -> None:
+    # a unit of `host deploy` has no attempt here
+    attempts_of(open_store(world.store)).path.unlink()
+    assert world.bench().code == 0
+    inputs = read_run(world.out / "quick").inputs
+    assert (inputs.image, inputs.weights, inputs.recipe) == (world.digest, None, None)
+
+
+def test_numbers_of_an_image_that_the_store_has_not_are_bound_to_none(world: Measured) -> None:
+    store = open_store(world.store)
+    attempts_of(store).path.unlink()
+    for path in store.image_paths():
+        path.unlink()
+    assert world.bench().code == 0
+    assert read_run(world.out / "quick").inputs.image is None
 
 
 def test_a_report_shows_the_host_without_being_told_where_its_facts_are(world: Measured) -> None:
