@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.core.errors import HostUnreached, RolledBack
+from pipeline.core.errors import EvidenceIncomplete, HostUnreached, NumberChanged, RolledBack
+from tests.demo.breaks import with_other_digit
 from tests.integration.built import checkout_of
 from tests.integration.rack import RECIPE, Rack, outcomes, rack_of
 from tests.integration.site import unlocked_site
@@ -67,8 +68,8 @@ class Story:
         return done
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        begun = time.monotonic()
-        return self.keep(begun, self.rack.run(*words), *words)
+        begun, key = time.monotonic(), str(self.rack.keys / "builder.pem")
+        return self.keep(begun, self.rack.run(*words, SM120_SIGNING_KEY=key), *words)
 
     def deploy(self, *more: str) -> subprocess.CompletedProcess[str]:
         begun = time.monotonic()
@@ -131,6 +132,17 @@ def test_fresh_hosts_become_a_benchmarked_rack(rack: Rack) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert all(name in page.read_text() for name in MEASURED)
+    # from the page back to the runs, the hosts' facts and the image; which weights a unit read is
+    # known to its host alone
+    look = ("--look-in", str(runs), "--look-in", str(rack.folder / "records"))
+    check = ("verify", str(page), *look, "--trust", str(rack.keys / "trust.yaml"))
+    done = story.run(*check)
+    assert done.returncode in (0, EvidenceIncomplete.exit_code), done.stdout[-3000:] + done.stderr
+    assert rack.image.digest in done.stdout
+    whole = page.read_bytes()
+    page.write_bytes(with_other_digit(whole))
+    assert story.run(*check).returncode == NumberChanged.exit_code
+    page.write_bytes(whole)
 
     done = story.run("host", "verify", *inventory, "--brief")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
