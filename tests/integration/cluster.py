@@ -167,8 +167,10 @@ def prepare(node: Node, tmp: Path) -> None:
     node.put(parts, "/")
     node.shell(
         "systemd-tmpfiles --create /usr/lib/tmpfiles.d/gpus.conf; chmod 711 /root;"
+        " cp -a /srv/store/gate/engines /srv/engines;"
         f" for name in {' '.join(STORES)}; do cp /srv/store/store.json /srv/$name;"
-        " cp -a /srv/store/gate/engines /srv/$name/gate;"
-        f" chown {USER}: /srv/$name /srv/$name/gate;"
-        f" chown -R {USER}: /srv/$name/store.json /srv/$name/gate/engines; done"
+        # links: thousands of files
+        " cp -al /srv/engines /srv/$name/gate;"
+        f" chown {USER}: /srv/$name /srv/$name/gate /srv/$name/store.json; done;"
+        f" chown -R {USER}: /srv/engines"
     )
