@@ -350,8 +350,9 @@ def write_bundle(workspace: Workspace, request: BundleRequest, *, dry_run: bool 
         for number, path in enumerate(trust_files(workspace)):
             write_bytes(folder / "keys" / f"trust{number or ''}.yaml", path.read_bytes())
         write_bytes(folder / "keys" / "bundle.pub", public_pem(signer.public).encode())
-        # the same bytes for the same commit
-        archived = proc.read([*git, "archive", "--format=tar", commit])
+        # the same bytes for the same commit, whatever git is set to; nobody else may write files
+        pack = ["-c", "tar.umask=0022", "archive", "--format=tar", commit]
+        archived = proc.read([*git, *pack])
         if archived.returncode:
             raise NoCheckout(f"{checkout.root}: {proc.last_line(archived.stderr.decode())}")
         write_bytes(folder / _CHECKOUT, archived.stdout)

@@ -396,6 +396,8 @@ def _run(workspace: Workspace, request: RunRequest, stage: Stage, kept: Path) ->
         process = subprocess.Popen(
             _command(workspace, stage.words),
             cwd=home,
+            # a play is shown while it runs, not in blocks of many kilobytes
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -111,7 +111,7 @@ class Shell:
                 lines.append(line)
                 # of `sm120 run`, when it begins one
                 if stage := _STAGE.match(line):
-                    self.show(f"$ {self.shown(stage[0])}")
+                    self.show(self.shown(stage[0]))
             process.wait()
         except BaseException:
             end_group(process)

@@ -95,7 +95,7 @@ def run_plan(world: World) -> str:
         record = StepRecord(row["stage"], "done", row["seconds"])
         record.result = plan[row["stage"]].says(answer_of(kept.read_text(encoding="utf-8")))
         world.overview.ended(record)
-    return f"{len(ran)} of {len(plan)} stages ran, the others had; {path}"
+    return f"{len(ran)} of {len(plan)} stages ran; {path}"
 
 
 def answer_of(text: str) -> Any:

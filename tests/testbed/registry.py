@@ -119,7 +119,7 @@ def make_certificates(home: Path, address: str) -> Path:
     openssl = partial(run_program, "openssl")
     new_key = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
     openssl(
-        *(*new_key, "-x509", "-days", "2", "-subj", "/CN=sm120 testbed CA"),
+        *(*new_key, "-x509", "-days", "60", "-subj", "/CN=sm120 testbed CA"),
         *("-keyout", f"{home}/ca.key", "-out", f"{ca_file}"),
     )
     openssl(
@@ -127,7 +127,7 @@ def make_certificates(home: Path, address: str) -> Path:
         *("-keyout", f"{home}/server.key", "-out", f"{request}"),
     )
     openssl(
-        *("x509", "-req", "-days", "2", "-in", f"{request}", "-extfile", f"{extensions}"),
+        *("x509", "-req", "-days", "60", "-in", f"{request}", "-extfile", f"{extensions}"),
         *("-CA", f"{ca_file}", "-CAkey", f"{home}/ca.key", "-CAcreateserial"),
         *("-out", f"{home}/server.crt"),
     )
