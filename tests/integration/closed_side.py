@@ -42,6 +42,18 @@ DOCKER_UNIT = f"""[Service]
 Environment="DOCKER_OPTS=--iptables=false --ip-forward=false --ip-masq=false"
 ExecStartPre=/bin/sh -c "{REMOUNT.replace("$", "$$")}"
 """
+# Docker is set to raise a limit of its containers, which root of a node may not do: before runc
+RUNC = """#!/usr/bin/python3
+import json, os, sys
+if "--bundle" in sys.argv:
+    path = sys.argv[sys.argv.index("--bundle") + 1] + "/config.json"
+    with open(path) as file:
+        body = json.load(file)
+    body["process"].pop("rlimits", None)
+    with open(path, "w") as file:
+        json.dump(body, file)
+os.execv("/usr/sbin/runc", sys.argv)
+"""
 Outcome = subprocess.CompletedProcess[str]
 
 
@@ -182,9 +194,12 @@ def prepare_node(node: Node, folder: Path) -> None:
     node.shell(f"groupadd --force docker && usermod --append --groups docker {LOGIN}")
     drop_in = folder / "node/etc/systemd/system/docker.service.d/testbed.conf"
     source = folder / "node/etc/apt/sources.list.d/debian.sources"
-    for path in (drop_in, source):
+    runc = folder / "node/usr/local/sbin/runc"
+    for path in (drop_in, source, runc):
         path.parent.mkdir(parents=True)
     drop_in.write_text(DOCKER_UNIT)
+    runc.write_text(RUNC)
+    runc.chmod(0o755)
     key = "/usr/share/keyrings/debian-archive-keyring.gpg"
     where = f"Types: deb\nURIs: http://{OUTSIDE}/debian\nSuites: bookworm\n"
     source.write_text(f"{where}Components: main\nSigned-By: {key}\n")
