@@ -82,6 +82,12 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             # mkstemp makes it private, but a store may be shared by several users
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
+            # and the name: a lock that was written must be there after the next boot
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise

@@ -26,6 +26,7 @@ from pipeline.core.files import (
     read_at_most,
     read_limited,
     size_so_far,
+    write_bytes,
 )
 
 
@@ -162,3 +163,15 @@ def test_a_copy_for_another_disk_is_on_that_disk_before_it_counts(
     link_or_copy(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b").read_bytes() == b"some"
     assert synced == [(tmp_path / "b").stat().st_ino]
+
+
+def test_a_file_that_was_written_has_its_bytes_and_its_name_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
+    write_bytes(tmp_path / "lock.yaml", b"some")
+    assert synced == [(tmp_path / "lock.yaml").stat().st_ino, tmp_path.stat().st_ino]
+    # nothing to write, nothing to wait for
+    write_bytes(tmp_path / "lock.yaml", b"some")
+    assert len(synced) == 2

@@ -220,7 +220,9 @@ class Store:
         if path.is_dir() and not path.is_symlink():
             raise FolderInTheWay(path)
         with self.scratch() as folder:
-            files.write_bytes(folder / "new", data)
+            # what makes it last is done once, below
+            with os_errors_explained(path):
+                (folder / "new").write_bytes(data)
             files.keep_file(folder / "new", path)
 
     def put_blob(self, data: bytes) -> str:

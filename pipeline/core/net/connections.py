@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http
 import http.client
+import io
 import socket
 import ssl
 import threading
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -152,12 +153,36 @@ def _new_pool(kind: Any, new_connection: Any, host: str, port: int, **settings: 
     return pool
 
 
+class _LastLine:
+    """A file that remembers the last line that was read from it."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self.file, self.last = file, b"?"
+
+    def readline(self, *limits: int) -> bytes:
+        self.last = self.file.readline(*limits)
+        return self.last
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
 class _Final(http.client.HTTPResponse):
-    """An answer that is no interim one.
+    """An answer that is no interim one, and whose head is whole.
 
     The standard library passes over 100 only. It would take a 103 for the answer, and the answer
-    for that of the next request on the same connection.
+    for that of the next request on the same connection. It also takes a connection that ends among
+    the headers for their end, and what has no length then for an empty body.
     """
+
+    def begin(self) -> None:
+        lines = _LastLine(self.fp)
+        self.fp = cast(io.BufferedReader, lines)
+        super().begin()
+        # without a body the answer is closed already
+        self.fp = lines.file if cast(Any, self.fp) is lines else self.fp
+        if lines.last == b"":
+            raise http.client.RemoteDisconnected("the connection ended among the headers")
 
     def _read_status(self) -> tuple[str, int, str]:
         while True:

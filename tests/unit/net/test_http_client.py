@@ -205,6 +205,18 @@ def test_an_interim_answer_is_not_the_answer(status: int) -> None:
     assert [(r.status, r.data) for r in replies] == [(200, b"one"), (200, b"two")]
 
 
+@pytest.mark.parametrize("head", [b"", b"Content-Type: x\r\n", b"Content-Type: x\r\nContent-Len"])
+def test_a_connection_that_ends_among_the_headers_brought_no_empty_answer(head: bytes) -> None:
+    with hostile_server(hostile.sends(hostile.OK + head)) as url, pytest.raises(Lost):
+        client().fetch(url, most_bytes=9)
+
+
+@pytest.mark.parametrize("end", [b"Content-Length: 0\r\n\r\n", b"\r\n"])
+def test_an_answer_without_a_body_is_one(end: bytes) -> None:
+    with hostile_server(hostile.sends(hostile.OK + end)) as url:
+        assert client().fetch(url, most_bytes=9).data == b""
+
+
 def test_a_length_that_is_stated_twice_alike_is_a_length() -> None:
     for lengths, is_good in ((b"2, 2", True), (b"2\r\nContent-Length: 2", True), (b"2, 3", False)):
         script = hostile.sends(hostile.OK + b"Content-Length: " + lengths + b"\r\n\r\n{}")
