@@ -17,6 +17,7 @@ from pipeline.app.workspace import Workspace, platforms_of
 from pipeline.artifacts.attest.envelope import read_envelope
 from pipeline.artifacts.attest.names import AUDIT, CYCLONEDX, parse_purl
 from pipeline.artifacts.attest.predicates import (
+    SEVERITIES,
     Audit,
     AuditDatabase,
     KnownVulnerability,
@@ -36,9 +37,8 @@ from pipeline.core.errors import (
     UnknownImage,
 )
 from pipeline.core.foreign_json import JsonInvalid, read_json
-from pipeline.evidence.audit.advisories import SEVERITIES
 from pipeline.evidence.audit.database import AdvisoryDatabase, read_database
-from pipeline.evidence.audit.match import HeldPackage, is_open, match_packages
+from pipeline.evidence.audit.match import HeldPackage, match_packages
 from pipeline.evidence.audit.packages import BilledPackage, packages_of
 from pipeline.evidence.audit.vex import VexSubject, cyclonedx_vex, openvex
 from pipeline.evidence.statements.bill import bill_of
@@ -204,7 +204,7 @@ class AuditResult:
             state = "open"
             if each.accepted:
                 until = each.accepted.until
-                state = f"{'expired' if is_open(each, today) else 'accepted until'} {until}"
+                state = f"{'expired' if each.is_open(today) else 'accepted until'} {until}"
             owner = parse_purl(each.via) if each.via else None
             package = f"{each.package} {each.version}" + (f" in {owner.name}" if owner else "")
             fixed = ", ".join(each.fixed) or "-"
@@ -218,7 +218,7 @@ class AuditResult:
         for image in self.images:
             line = f"{image.title}: {log.count(len(image.packages), 'package')}"
             if audit := image.audit:
-                counts = Counter(f.severity for f in audit.findings if is_open(f, today))
+                counts = Counter(f.severity for f in audit.findings if f.is_open(today))
                 known = ", ".join(f"{counts[s]} {s}" for s in reversed(SEVERITIES) if counts[s])
                 compared = log.count(audit.packages, "package")
                 line = f"{image.title}: {compared} compared, {known or 'none known'}"
@@ -312,7 +312,7 @@ def audit_images(workspace: Workspace, request: AuditRequest) -> AuditResult:
     bad = [
         f"{x.title}: {f.package} {f.version} has {f.id}, {f.severity}"
         for x, f in result.findings
-        if SEVERITIES.index(f.severity) >= least and is_open(f, now.date())
+        if SEVERITIES.index(f.severity) >= least and f.is_open(now.date())
     ]
     more = f", and {len(bad) - 1} more" if bad[1:] else ""
     return replace(result, error=KnownVulnerable(f"{bad[0]}{more}") if bad else None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from datetime import date
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -51,6 +52,8 @@ class Rebuild(Frozen):
     claims: Literal["SLSA Build L1; a rebuild on one's own machine is no hosted builder"]
     # not identical, but every difference is declared; left out where there is none
     equivalent: _Differences | None = None
+    # the processor that it was built on, such as x86_64; older statements have none
+    machine: Identity | None = None
 
 
 class WeightsLockName(Frozen):
@@ -187,6 +190,7 @@ class Ungated(Frozen):
 
 
 Severity = Literal["unrated", "none", "low", "medium", "high", "critical"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # from the least to the worst
 # Why a vulnerable package does no harm, as OpenVEX names the reasons: github.com/openvex/spec
 Justification = Literal[
     "component_not_present",
@@ -219,6 +223,10 @@ class KnownVulnerability(Frozen):
     published: Stamp | None
     fixed: list[Identity]  # versions without it, as far as the advisory names them
     accepted: AcceptedRisk | None
+
+    def is_open(self, today: date) -> bool:
+        """Whether nobody accepts it, or no longer."""
+        return self.accepted is None or self.accepted.until < today.isoformat()
 
 
 class AuditDatabase(Frozen):

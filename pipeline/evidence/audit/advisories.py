@@ -11,16 +11,15 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, get_args
+from typing import Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from pipeline.artifacts.attest.predicates import Severity
+from pipeline.artifacts.attest.predicates import SEVERITIES, Severity
 from pipeline.core.errors import DatabaseInvalid, IndexBroken
 from pipeline.images.lock.debian import version_key
 
-SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # from the least to the worst
 # GitHub's, Debian's and the words of others for one scale.
 _WORDS: dict[str, Severity] = {
     **{each: each for each in SEVERITIES},
@@ -93,8 +92,8 @@ def is_affected(about: Affected, version: str) -> bool | None:
     public = version
     if isinstance(own, Version):
         public = own.public
-        same = {str(key) for key in (order_key("PyPI", x) for x in about.versions) if key}
-        if {str(own), public} & same:
+        # however it is spelled: 1.0-RC1 is 1.0rc1, and 1.0 is 1.0.0
+        if {own, Version(public)} & {order_key("PyPI", x) for x in about.versions}:
             return True
     if version in about.versions or public in about.versions:
         return True

@@ -6,20 +6,13 @@ import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date
 from typing import NamedTuple
 
 from packaging.utils import canonicalize_name
 
-from pipeline.artifacts.attest.predicates import AcceptedRisk, KnownVulnerability
+from pipeline.artifacts.attest.predicates import SEVERITIES, AcceptedRisk, KnownVulnerability
 from pipeline.artifacts.attest.statement import stamp
-from pipeline.evidence.audit.advisories import (
-    SEVERITIES,
-    Advisory,
-    Affected,
-    is_affected,
-    order_key,
-)
+from pipeline.evidence.audit.advisories import Advisory, Affected, is_affected, order_key
 from pipeline.evidence.audit.database import AdvisoryDatabase
 from pipeline.evidence.audit.packages import BilledPackage
 from pipeline.images.spec.image import AcceptedAdvisory
@@ -103,11 +96,6 @@ def match_packages(
     findings.sort(key=lambda f: (-SEVERITIES.index(f.severity), f.package, f.version, f.id))
     others = sum(1 for x in packages if not x.ecosystem)
     return Matched(findings, sorted(set(undecided)), others)
-
-
-def is_open(finding: KnownVulnerability, today: date) -> bool:
-    """Whether nobody accepts it, or no longer."""
-    return finding.accepted is None or date.fromisoformat(finding.accepted.until) < today
 
 
 @dataclass(frozen=True)

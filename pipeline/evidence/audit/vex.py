@@ -16,7 +16,6 @@ from pipeline import __version__
 from pipeline.artifacts.attest.predicates import KnownVulnerability
 from pipeline.artifacts.attest.statement import stamp
 from pipeline.core.model import canonical_json
-from pipeline.evidence.audit.match import is_open
 
 # chosen once, for ids that follow from what a document says
 _NAMESPACE = uuid.UUID("2b6f7f0a-0f0e-5e51-9f6b-7c4b5a1d8e20")
@@ -50,7 +49,7 @@ def cyclonedx_vex(subjects: Sequence[VexSubject], now: datetime) -> dict[str, An
             ref = quote(subject.refs.get(each.purl) or each.purl, safe="")
             place = f"urn:cdx:{subject.serial.removeprefix('urn:uuid:')}/1#{ref}"
             analysis: dict[str, Any] = {"state": "in_triage"}
-            if each.accepted and not is_open(each, now.date()):
+            if each.accepted and not each.is_open(now.date()):
                 analysis = {"state": "exploitable", "response": ["will_not_fix"]}
                 if each.accepted.justification:
                     reason = _JUSTIFIED[each.accepted.justification]
@@ -100,7 +99,7 @@ def openvex(subjects: Sequence[VexSubject], now: datetime) -> dict[str, Any]:
                 "products": [product],
                 "status": "under_investigation",
             }
-            if each.accepted and not is_open(each, now.date()):
+            if each.accepted and not each.is_open(now.date()):
                 text = f"{each.accepted.reason} (until {each.accepted.until})"
                 body |= {"status": "affected", "action_statement": text}
                 if each.accepted.justification:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping, Sequence
 
 from pipeline import __version__
@@ -133,8 +134,9 @@ def record_rebuild(
         rebuilt_by=signer.key_id,
         claims="SLSA Build L1; a rebuild on one's own machine is no hosted builder",
         equivalent=list(declared) or None,
+        machine=platform.machine() or None,
     )
-    body = predicate.model_dump(mode="json", exclude=None if declared else {"equivalent"})
+    body = predicate.model_dump(mode="json", exclude_none=True)
     statement = make_statement(first.name, first.digest, REBUILD, body, when)
     # one file for each key, so that two people who rebuild do not replace each other's
     name = f"rebuild-{signer.key_id.removeprefix('sha256:')[:12]}"

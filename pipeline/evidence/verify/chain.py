@@ -12,20 +12,30 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from pipeline.artifacts.attest.names import (
+    AUDIT,
     BILL_MEDIA,
     CYCLONEDX,
     PROVENANCE,
+    REBUILD,
     SPDX,
     TEST_RESULT,
     Kind,
     predicate_kind,
 )
-from pipeline.artifacts.attest.predicates import check_predicate
+from pipeline.artifacts.attest.predicates import (
+    SEVERITIES,
+    Audit,
+    Rebuild,
+    Severity,
+    check_predicate,
+)
+from pipeline.artifacts.attest.statement import read_stamp
 from pipeline.artifacts.attest.strict import plain, read_signed_json
 from pipeline.artifacts.attest.trust import Trust
+from pipeline.core import log
 from pipeline.core.errors import RecordInvalid, SpecInvalid, TrustInvalid
 from pipeline.core.model import Digest, Frozen, Name, canonical_json
 from pipeline.core.yaml_file import read_yaml
@@ -226,6 +236,92 @@ def judge_ladder(
 Least = Literal["passed", "accepted"]
 
 
+class AuditPolicy(Frozen):
+    """What `sm120 evidence audit --attest` may have found, and how long ago."""
+
+    # nothing as bad as this, or worse, may be known and open
+    severity: Severity = "critical"
+    older_than_days: Annotated[int, Field(ge=0, le=36_500)] = Field(
+        default=0, description="a younger advisory is no reason to refuse yet"
+    )
+    database_max_age_days: Annotated[int, Field(ge=1, le=36_500)] = 30
+    # most of Debian's are not rated: they count only where somebody wants that
+    count_unrated: StrictBool = False
+
+    def judge(self, counted: Sequence[Opened], now: datetime) -> Node:
+        """Whether the latest audit that counts found nothing that the policy refuses."""
+        audits = []
+        for each in (x for x in counted if x.statement.predicate_type == AUDIT):
+            with suppress(RecordInvalid):  # reported where that statement is judged
+                claims = check_predicate(AUDIT, each.statement.predicate)
+                audits += [claims] if isinstance(claims, Audit) else []
+        title = "audit"
+        if not audits:
+            return broken(title, "is required, but missing or without enough signatures")
+        latest = max(audits, key=lambda x: x.database.newest)
+        age = now - read_stamp(latest.database.newest)
+        if age > timedelta(days=self.database_max_age_days):
+            message = f"its newest advisory is of {latest.database.newest}"
+            return broken(title, f"{message}, more than {self.database_max_age_days} days ago")
+        known = [x for x in latest.findings if x.is_open(now.date())]
+        grace = timedelta(days=self.older_than_days)
+        refused = [
+            x
+            for x in known
+            # an advisory without a time may be as old as any
+            if not x.published or now - read_stamp(x.published) > grace
+            if SEVERITIES.index(x.severity) >= SEVERITIES.index(self.severity)
+            or (self.count_unrated and x.severity == "unrated")
+        ]
+        if refused:
+            first, more = refused[0], f", and {len(refused) - 1} more" if refused[1:] else ""
+            message = f"{first.package} {first.version} has {first.id}, {first.severity}{more}"
+            return broken(title, message)
+        unrated = sum(x.severity == "unrated" for x in known)
+        message = f"{len(known)} known and open, {unrated} of them unrated; none that is refused"
+        return Node(title, message=message)
+
+
+class RebuildPolicy(Frozen):
+    """How many people must have got the same bytes."""
+
+    keys: Annotated[int, Field(ge=1, le=16)] = 1
+    architectures: Annotated[int, Field(ge=1, le=4)] = Field(
+        default=1, description="of the machines that they rebuilt it on"
+    )
+    independent: StrictBool = Field(
+        default=False, description="who signed the provenance does not count"
+    )
+
+    def judge(self, judged: JudgedEvidence, counted: Sequence[str] | None) -> Node:
+        """Whether enough different keys state that they got the same bytes, and on what."""
+        # each is signed by its maker alone: signatures that a policy asks for are not asked here
+        made = [b for b in judged.believed if b.statement.predicate_type == PROVENANCE]
+        left_out = {key.id for b in made for key in b.keys if self.independent}
+        found: dict[str, str] = {}
+        machines: set[str] = set()
+        for each in (b for b in judged.believed if b.statement.predicate_type == REBUILD):
+            claims = None
+            with suppress(RecordInvalid):  # reported where that statement is judged
+                claims = check_predicate(REBUILD, each.statement.predicate)
+            if not isinstance(claims, Rebuild) or not (claims.identical or claims.equivalent):
+                continue
+            for key in (k for k in each.keys if k.id == claims.rebuilt_by):
+                if key.id in left_out or (counted is not None and key.id not in counted):
+                    continue
+                found[key.id] = f"{key.name} on {claims.machine or 'an unknown machine'}"
+                machines |= {claims.machine} if claims.machine else set()
+        message = ", ".join(sorted(found.values())) or "nobody whose key counts"
+        # statements that name no machine prove one architecture at most
+        known = max(len(machines), int(bool(found)))
+        if len(found) >= self.keys and known >= self.architectures:
+            return Node("rebuilt by", message=message)
+        wanted = (
+            f"{log.count(self.keys, 'key')} and {log.count(self.architectures, 'architecture')}"
+        )
+        return broken("rebuilt by", f"{message}; {wanted} are required")
+
+
 class Policy(Frozen):
     """A policy file. It requires only the evidence that it names."""
 
@@ -238,6 +334,8 @@ class Policy(Frozen):
     # a hundred years; what a date can no longer hold would be no bound
     max_age_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
     gates: dict[Name, Least] = {}
+    audit: AuditPolicy | None = None
+    rebuilds: RebuildPolicy | None = None
 
 
 def read_policy(path: Path) -> Policy:
@@ -294,4 +392,8 @@ def judge_policy(policy: Policy, judged: JudgedEvidence, now: datetime) -> Node:
             others = ", ".join(sorted({test.card for test in tests}))
             other = f" (for another card: {others})" if tests else ""
             nodes.append(broken(title, f"has no result that counts{other}"))
+    if policy.rebuilds:
+        nodes.append(policy.rebuilds.judge(judged, policy.keys))
+    if policy.audit:
+        nodes.append(policy.audit.judge(counted, now))
     return Node("policy", children=tuple(nodes))

@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.artifacts.attest import names
 from pipeline.artifacts.attest.predicates import (
+    Audit,
     CompiledFile,
     Rebuild,
     Ungated,
@@ -176,6 +177,12 @@ def _checks(
         return (_compiled(claims, checkout),)
     if isinstance(claims, Rebuild):
         return (_rebuild(opened, claims, artifact, made),)
+    if isinstance(claims, Audit):
+        # what was known by then; a policy says whether that is too much, or too long ago
+        accepted = sum(each.accepted is not None for each in claims.findings)
+        known = log.count(len(claims.findings), "known vulnerability", "known vulnerabilities")
+        message = f"{known}, {accepted} accepted, by advisories until {claims.database.newest}"
+        return (Node("audit", message=message),)
     if isinstance(claims, Ungated):
         message = f"published although its gates did not pass: {claims.reason}"
         return (incomplete("ungated", message),)
@@ -230,7 +237,12 @@ def _rebuild(opened: Opened, rebuild: Rebuild, artifact: Artifact, made: Provena
     same = "the same digest again"
     if differences:
         same = f"equivalent, {log.count(len(differences), 'file')} with declared differences"
-    return Node(title, message=f"{same}, by {rebuild.rebuilt_by[:19]}…")
+    # people know keys by the names that a trust file gives them
+    by = next(
+        (k.name for k in opened.keys if k.id == rebuild.rebuilt_by), rebuild.rebuilt_by[:19] + "…"
+    )
+    on = f" on {rebuild.machine}" if rebuild.machine else ""
+    return Node(title, message=f"{same}, by {by}{on}")
 
 
 def _missing(
@@ -338,8 +350,9 @@ def judge_bill(predicate_type: str, bill: dict[str, Any], made: Provenance | Non
     title = "bill of materials"
     try:
         if predicate_type == names.CYCLONEDX:
-            if (version := bill["specVersion"]) != "1.6":
-                raise RecordInvalid(f"{title}: CycloneDX {version!r}, not 1.6")
+            # 1.7 only adds fields: cyclonedx.org/docs/1.7/json
+            if (version := bill["specVersion"]) not in ("1.6", "1.7"):
+                raise RecordInvalid(f"{title}: CycloneDX {version!r}, not 1.6 or 1.7")
             listed = {
                 (x["purl"], {h["alg"]: h["content"] for h in x["hashes"]}["SHA-256"])
                 for x in bill["components"]

@@ -59,7 +59,8 @@ from tests.unit.verify.world import EDIT, WHEN, World, make_world
 # of `sm120 image schema KIND`: whoever changes the form of a signed statement does it knowingly
 SCHEMAS = {
     "bundle": "sha256:0f54fecc140ae81539f0d202b169b4809e23d3daa6bf03cfa0d600dfea3c162e",
-    "rebuild": "sha256:34bc5b6010b6556a2c70efc22f70895d6c67647afc0b6c6e92d25cb030f44bde",
+    "rebuild": "sha256:e2f2f6303b9d3e880330c6185e7e61346b111e9f1e4e84dc3f7e6ad1c3d1c06b",
+    "audit": "sha256:902379c480e356be333b460dcfa866455e1a036665933cbc487ba1ed3a7863aa",
     "weights": "sha256:db8c5cf81285b98528692a0605f3192e40b7c810fc9bf22187f578900e47f829",
     "host-facts": "sha256:0ad6592829716461276eb3181566d79c591a5259ab33a35fc6660a6376489969",
     "benchmark-run": "sha256:e2cc51910af7d15123f4299d36d39261bb6fe3937d4697bf937060637a22f02f",

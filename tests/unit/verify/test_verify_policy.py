@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import platform
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.artifacts.attest.envelope import countersigned
-from pipeline.artifacts.attest.keys import LocalSigner, key_id
+from pipeline.artifacts.attest.envelope import Envelope, countersigned, enclose
+from pipeline.artifacts.attest.keys import LocalSigner, PrivateKey, key_id
+from pipeline.artifacts.attest.names import AUDIT
+from pipeline.artifacts.attest.statement import make_statement
 from pipeline.core.errors import TrustInvalid
 from pipeline.evidence.verify.chain import Policy, judge_policy, read_policy
+from pipeline.evidence.verify.evidence import read_item
 from pipeline.evidence.verify.verdict import Node, Verdict
-from tests.unit.verify.world import NOW, World, trust_in, trusted
+from tests.unit.verify.world import NOW, WHEN, World, rebuild_statement, trust_in, trusted
 
 
 def judged(world: World, days: int = 0, **asked: Any) -> Node:
@@ -155,3 +159,149 @@ def test_an_age_that_no_date_can_hold_is_refused(tmp_path: Path, days: int) -> N
     (tmp_path / "policy.yaml").write_text(f"max_age_days: {days}\n")
     with pytest.raises(TrustInvalid, match="max_age_days"):
         read_policy(tmp_path / "policy.yaml")
+
+
+def audit_of(
+    world: World, *findings: dict[str, Any], newest: str = "2026-05-30T00:00:00Z"
+) -> Envelope:
+    """An audit of the image, signed with the good key; ids that begin with TEST- are made up."""
+    usual = {"aliases": [], "package": "pkg", "version": "1.0", "purl": "pkg:pypi/pkg@1.0"}
+    usual |= {"via": None, "severity": "critical", "published": None, "fixed": [], "accepted": None}
+    database = {"digest": "sha256:" + "1" * 64, "files": 1, "records": 9, "newest": newest}
+    body = {
+        "image": world.built.name,
+        "platform": "linux/amd64",
+        "database": database,
+        "packages": 3,
+        "unmatched": 0,
+        "undecided": [],
+        "findings": [{**usual, "id": f"TEST-{n}", **each} for n, each in enumerate(findings)],
+        "tool": {"name": "sm120-pipeline", "version": "0.1.0"},
+    }
+    statement = make_statement(world.built.name, world.built.digest, AUDIT, body, WHEN)
+    return enclose(statement, [LocalSigner(world.key)])
+
+
+def audited(world: World, asked: dict[str, Any], envelope: Envelope | None) -> Node:
+    good = world.envelopes()
+    walked = world.walk(world.with_set({**good, "audit": envelope}) if envelope else good)
+    assert walked.node.verdict is Verdict.VALID
+    return judge_policy(Policy.model_validate({"audit": asked}), walked, NOW)
+
+
+OLD, YOUNG = {"published": "2026-04-01T00:00:00Z"}, {"published": "2026-05-25T00:00:00Z"}
+ACCEPTED = {"accepted": {"reason": "not reachable", "until": "2026-12-31"}}
+EXPIRED = {"accepted": {"reason": "not reachable", "until": "2026-05-31"}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "findings"),
+    [
+        ({}, []),
+        ({}, [ACCEPTED]),
+        ({}, [{"severity": "high"}, {"severity": "unrated"}]),
+        ({"older_than_days": 14}, [YOUNG]),
+        ({"severity": "critical", "older_than_days": 90}, [OLD]),
+    ],
+)
+def test_an_audit_without_what_the_policy_refuses_satisfies(
+    world: World, asked: dict[str, Any], findings: list[dict[str, Any]]
+) -> None:
+    assert audited(world, asked, audit_of(world, *findings)).verdict is Verdict.VALID
+
+
+@pytest.mark.parametrize(
+    ("asked", "findings", "reason"),
+    [
+        ({}, [{}], "pkg 1.0 has TEST-0, critical"),
+        ({}, [ACCEPTED, EXPIRED, {}], "pkg 1.0 has TEST-1, critical, and 1 more"),
+        ({"severity": "high"}, [{"severity": "high"}], "TEST-0, high"),
+        ({"older_than_days": 14}, [OLD], "TEST-0"),
+        # without a time it may be as old as any
+        ({"older_than_days": 14}, [{}], "TEST-0"),
+        ({"count_unrated": True}, [{"severity": "unrated"}], "TEST-0, unrated"),
+    ],
+)
+def test_what_an_audit_found_is_refused(
+    world: World, asked: dict[str, Any], findings: list[dict[str, Any]], reason: str
+) -> None:
+    node = audited(world, asked, audit_of(world, *findings))
+    assert node.verdict is Verdict.BROKEN
+    assert reason in node.culprit().message
+
+
+def test_a_missing_audit_and_an_old_database_are_refused(world: World) -> None:
+    assert "is required" in audited(world, {}, None).culprit().message
+    old = audit_of(world, newest="2026-03-01T00:00:00Z")
+    assert "more than 30 days ago" in audited(world, {}, old).culprit().message
+    asked = {"database_max_age_days": 100}
+    assert audited(world, asked, old).verdict is Verdict.VALID
+
+
+def test_verify_shows_what_an_audit_found(world: World) -> None:
+    walked = world.walk(
+        world.with_set({**world.envelopes(), "audit": audit_of(world, {}, ACCEPTED)})
+    )
+    (shown,) = [n.message for n in walked.node.every() if n.title == "audit"]
+    assert shown == "2 known vulnerabilities, 1 accepted, by advisories until 2026-05-30T00:00:00Z"
+
+
+def rebuilt_by(
+    world: World, key: PrivateKey, machine: str | None = "x86_64", **lie: Any
+) -> Envelope:
+    """A rebuild by somebody, on some machine."""
+    statement = rebuild_statement(world.built, LocalSigner(key), "", WHEN)
+    predicate = {**statement.predicate, "machine": machine, **lie}
+    predicate = {name: value for name, value in predicate.items() if value is not None}
+    return enclose(statement.model_copy(update={"predicate": predicate}), [LocalSigner(key)])
+
+
+def quorum(world: World, asked: dict[str, Any], *more: Envelope, **policy: Any) -> Node:
+    trust = trust_in(trusted(world.key), trusted(world.other_key, "second"))
+    # the publisher's set does not list what others state, and need not
+    items = [read_item(name, e.dump()) for name, e in world.envelopes().items()]
+    items += [read_item(f"rebuild-{n}", e.dump()) for n, e in enumerate(more)]
+    walked = world.walk(items, trust=trust)
+    return judge_policy(Policy.model_validate({"rebuilds": asked, **policy}), walked, NOW)
+
+
+def test_two_people_on_two_architectures_satisfy_a_quorum(world: World) -> None:
+    other = rebuilt_by(world, world.other_key, "riscv64")
+    node = quorum(world, {"keys": 2, "architectures": 2}, other)
+    assert node.verdict is Verdict.VALID
+    assert node.children[0].message == f"builder on {platform.machine()}, second on riscv64"
+    assert quorum(world, {"independent": True}, other).verdict is Verdict.VALID
+
+
+@pytest.mark.parametrize(
+    ("asked", "others", "policy", "reason"),
+    [
+        ({"keys": 2}, 0, {}, "2 keys and 1 architecture are required"),
+        # the same key twice is one person
+        ({"keys": 2}, "same", {}, "2 keys"),
+        ({"keys": 2, "architectures": 2}, 1, {}, "2 architectures are required"),
+        ({"keys": 2, "architectures": 2}, None, {}, "2 architectures are required"),
+        ({"independent": True}, 0, {}, "nobody whose key counts"),
+        ({}, 1, {"keys": ["sha256:" + "0" * 64]}, "nobody whose key counts"),
+        ({"keys": 2}, "different", {}, "2 keys"),
+    ],
+)
+def test_a_quorum_that_is_not_met_is_refused(
+    world: World, asked: dict[str, Any], others: Any, policy: dict[str, Any], reason: str
+) -> None:
+    own, other = platform.machine(), world.other_key
+    more = {
+        0: [],
+        1: [rebuilt_by(world, other, own)],
+        None: [rebuilt_by(world, other, None)],
+        "same": [rebuilt_by(world, world.key, "riscv64")],
+        "different": [rebuilt_by(world, other, identical=False, difference="usr/bin/tool")],
+    }[others]
+    node = quorum(world, asked, *more, **policy)
+    assert node.verdict is Verdict.BROKEN
+    assert reason in node.culprit().message
+
+
+def test_a_rebuild_in_the_name_of_another_key_does_not_count(world: World) -> None:
+    lie = rebuilt_by(world, world.other_key, rebuilt_by=key_id(world.key.public_key()))
+    assert "2 keys" in quorum(world, {"keys": 2}, lie).culprit().message

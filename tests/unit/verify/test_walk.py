@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -63,7 +64,11 @@ REST = [
     *("cyclonedx (sbom-cyclonedx)", *SIGNED, BILL, "spdx (sbom-spdx)", *SIGNED, BILL),
     *("test-result (gate-smem-sm_120)", *SIGNED, f"gate smem on sm_120: {COUNTS}"),
     *("test-result (gate-patches-sm_120)", *SIGNED, f"gate patches on sm_120: {COUNTS}"),
-    *("rebuild (rebuild)", *SIGNED, "rebuild: the same digest again, by …"),
+    *(
+        "rebuild (rebuild)",
+        *SIGNED,
+        f"rebuild: the same digest again, by builder on {platform.machine()}",
+    ),
     *("evidence-set (evidence-set)", *SIGNED),
     "all its evidence: 6 statements, as in the set that builder signed",
 ]
