@@ -33,6 +33,14 @@ Variable = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$", max_le
 Port = Annotated[int, Field(ge=1, le=65535)]
 # The inference engines that images hold.
 Engine: TypeAlias = Literal["vllm", "sglang", "ik-llama", "llama-cpp"]
+# Why a vulnerable package does no harm, as OpenVEX names the reasons: github.com/openvex/spec
+Justification: TypeAlias = Literal[
+    "component_not_present",
+    "vulnerable_code_not_present",
+    "vulnerable_code_not_in_execute_path",
+    "vulnerable_code_cannot_be_controlled_by_adversary",
+    "inline_mitigations_already_exist",
+]
 Sha1 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
 
 

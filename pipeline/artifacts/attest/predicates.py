@@ -17,6 +17,7 @@ from pipeline.core.model import (
     Frozen,
     HubRepository,
     Identity,
+    Justification,
     Name,
     Platform,
     Sha1,
@@ -191,14 +192,6 @@ class Ungated(Frozen):
 
 Severity = Literal["unrated", "none", "low", "medium", "high", "critical"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # from the least to the worst
-# Why a vulnerable package does no harm, as OpenVEX names the reasons: github.com/openvex/spec
-Justification = Literal[
-    "component_not_present",
-    "vulnerable_code_not_present",
-    "vulnerable_code_not_in_execute_path",
-    "vulnerable_code_cannot_be_controlled_by_adversary",
-    "inline_mitigations_already_exist",
-]
 Day = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\d$")]
 
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
-from pipeline.artifacts.attest.predicates import Justification
 from pipeline.core.model import (
     REPOSITORY,
     Digest,
     Frozen,
+    Justification,
     Name,
     Platform,
     RelativePath,
