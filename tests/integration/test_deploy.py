@@ -138,7 +138,7 @@ def test_an_engine_that_never_answers_is_rolled_back_or_removed(rack: Rack) -> N
     assert "--no-such-flag" in error_of(done.stderr)
     assert done.returncode == RecipeInvalid.exit_code
     # it ends before it answers, and systemd starts it again and again
-    deaf = {"ours": {"ctx_size": 4096, "api_key_file": "/nowhere"}}
+    deaf = {"ours": {"ctx_size": 4096, "extra": ["--api-key-file", "/nowhere"]}}
     rack.add(flags=deaf)
     done = rack.deploy("--limit", "n1", "--timeout", "5")
     assert outcomes(done) == {"n1": "rolled back"}, done.stdout + done.stderr[-3000:]

@@ -273,7 +273,8 @@ def test_a_checkout_without_images_is_two_lines(
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (OSError(errno.EIO, "Input/output error"), "PipelineError"),
+        (OSError(errno.EIO, "Input/output error"), "StoreUnwritable"),
+        (OSError(errno.EPROTO, "Protocol error"), "PipelineError"),
         (OSError(errno.ENOSPC, "No space"), "DiskFull"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), "StoreUnwritable"),
         (KeyboardInterrupt(), "Interrupted"),

@@ -42,6 +42,7 @@ _FILE = Row("a file of others", ("{json}",))
 _REFERENCE = Row("a reference that was typed", (f"127.0.0.1:9/{NAME}:v1",))
 _OWN = Row("")
 ROWS: Mapping[str, Row] = {
+    "bench answer": _OWN,  # keys on stdin, of which it shows none
     "bench attest": Row("a run of others", ("{folder}",)),
     "bench compare": Row("results of others", ("{json}", "{json}")),
     "bench list": _OWN,
@@ -53,6 +54,7 @@ ROWS: Mapping[str, Row] = {
     "evidence attest": Row(
         "a file of others", ("{json}", "--type", "report", "--predicate", "{json}")
     ),
+    "evidence audit": Row("a database of others", (NAME, "--database", "{folder}")),
     "evidence list-keys": Row("a trust file", ("--trust", "{yaml}")),
     "evidence make": _IMAGE,
     "evidence new-key": Row("a name that was typed", (NAME,)),
@@ -84,6 +86,7 @@ ROWS: Mapping[str, Row] = {
     "host tune-nccl": Row("a folder that was typed", ("{text}", "--ranks", NAME)),
     "host verify": Row("an inventory", ("--inventory", NAME)),
     "image add-patch": Row("a diff of others", (NAME, "{text}", "--why", ODD)),
+    "image answer": _OWN,  # the same
     "image build": _IMAGE,
     "image cat": Row("a name that was typed", (NAME, ODD)),
     "image collect": Row("a name that was typed", (NAME, "--output", "{folder}")),
@@ -99,6 +102,7 @@ ROWS: Mapping[str, Row] = {
     "image schema": _IMAGE,
     "image sources": _OWN,
     "image test": _IMAGE,
+    "image warm": _IMAGE,
     "load": _IMAGE,
     "plan": _IMAGE,
     "publish": Row("a name that was typed", (NAME, f"127.0.0.1:9/{NAME}:v1")),
