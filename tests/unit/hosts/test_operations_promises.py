@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -111,6 +112,14 @@ EVERYWHERE = METRICS.model_copy(update={"listen": ":9100"})
 @pytest.mark.parametrize("check", [FILES, LOOKS, SERVES, WRITTEN, RUNS, LISTENING, NUMBERS])
 def test_a_sound_host_keeps_its_promises(check: Check) -> None:
     assert holds(check, GOOD)
+
+
+def test_where_no_program_is_shown_the_port_decides() -> None:
+    nameless = "\n".join(line.partition("users:")[0] for line in LISTENS.splitlines())
+    assert holds(LISTENING, saying(SS, OTHER + nameless))
+    for bad, why in (("*:9100", "it listens on: "), ("127.0.0.1:9101", "it listens nowhere")):
+        with pytest.raises(Broken, match=re.escape(why)):
+            holds(LISTENING, saying(SS, OTHER + nameless.replace("127.0.0.1:9100", bad)))
 
 
 def test_every_address_may_be_asked_for() -> None:
