@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -99,11 +100,10 @@ def run_plan(world: World) -> str:
 
 
 def answer_of(text: str) -> Any:
-    """The JSON at the end of a command's output, after its progress; None where there is none."""
-    at = -1
-    while (at := min((i for x in "{[" if (i := text.find(x, at + 1)) >= 0), default=-1)) >= 0:
+    """The JSON among the lines of a command's progress; None where there is none."""
+    for found in re.finditer(r"^[{\[]", text, re.M):
         with suppress(ValueError):
-            return json.loads(text[at:])
+            return json.JSONDecoder().raw_decode(text, found.start())[0]
     return None
 
 

@@ -46,10 +46,14 @@ STAGES = {
     "pushed": {"run": f"verify {PLACE}:v1 --deep --ca ca.crt", "needs": ["publish"]},
     "serve": {
         "run": f"host deploy {RECIPE} -i inventory.json --registry {PLACE} --ca ca.crt"
-        " --timeout 120",
+        # the next stage asks: of this model only what any sound server guarantees
+        " --timeout 120 --smoke none",
         "needs": ["pushed"],
     },
-    "smoke": {"run": f"smoke {RECIPE} {ON} --quick --up-to streams", "needs": ["serve"]},
+    "smoke": {
+        "run": f"smoke {RECIPE} {ON} --quick --up-to streams --no-quality",
+        "needs": ["serve"],
+    },
     "bench": {
         "run": f"bench {RECIPE} {ON} --host-facts records/n1.json --requests 4 --repeats 1"
         " --concurrency 1 --output bench",

@@ -190,7 +190,7 @@ def test_a_weight_s_flipped_byte_is_noticed_by_verify_and_taken_back(
     ("text", "answer"),
     [
         ('[1/2] x\n[WARNING]: {odd}\n{"a": [1]}\n', {"a": [1]}),
-        ('Fetching\n[{"b": 2}]\n', [{"b": 2}]),
+        ('Fetching\n[{"b": 2}]\nkept in x\n', [{"b": 2}]),
         ("done\n", None),
         ('{"cut": 1\n', None),
     ],
