@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,10 +37,10 @@ from pipeline.artifacts.attest.trust import (
     trust_entry,
 )
 from pipeline.core.errors import KeyInvalid, RecordInvalid, StoreUnwritable
-from pipeline.core.model import Name
+from pipeline.core.model import Name, canonical_json
 from pipeline.evidence.statements.bill import bill_of
 from pipeline.evidence.statements.image import record_image
-from pipeline.evidence.statements.sbom import cyclonedx_bytes, spdx_bytes
+from pipeline.evidence.statements.sbom import cyclonedx, cyclonedx_bytes, spdx_bytes
 from pipeline.evidence.verify.artifact import read_bounded
 from pipeline.images.assemble.image import Built
 
@@ -107,12 +108,59 @@ def bill_of_materials(
     name: str,
     form: Literal["cyclonedx", "spdx"] = "cyclonedx",
     platform: str | None = None,
+    weights: Sequence[str] = (),
 ) -> bytes:
-    """Every wheel, .deb, file and patch of a built image, by layer, as JSON."""
+    """Every wheel, .deb, file and patch of a built image, by layer, as JSON.
+
+    With weights it is the bill of a run: each set is a `machine-learning-model` beside the image.
+    """
     checkout, store = workspace.checkout(), workspace.store_to_read()
     with store.in_use():
         bill = bill_of(checkout, store, find_image(checkout, store, name, platform))
-    return cyclonedx_bytes(bill) if form == "cyclonedx" else spdx_bytes(bill)
+    if not weights:
+        return cyclonedx_bytes(bill) if form == "cyclonedx" else spdx_bytes(bill)
+    # slow to load, and most bills name no weights
+    from pipeline.app.weights import find_set
+    from pipeline.weights.model import current_weights_lock
+    from pipeline.weights.sign.record import set_digest
+
+    document = cyclonedx(bill)
+    for each in weights:
+        is_folder = Path(each).is_dir()
+        lock = (
+            find_set(workspace, Path(each)).lock
+            if is_folder
+            else current_weights_lock(checkout, each)
+        )
+        # https://github.com/package-url/purl-spec: the Hub's own type, by commit
+        purl, digest, files = (
+            f"pkg:huggingface/{lock.repository}@{lock.commit}",
+            set_digest(lock),
+            [],
+        )
+        for pin in lock.files:
+            hashes = [{"alg": "SHA-256", "content": pin.sha256}] if pin.sha256 else []
+            # git's hash of a blob is no hash of the file alone: readers must not take it for one
+            noted = {"git:blob": pin.git_sha1, "size": str(pin.size_bytes)}
+            notes = [{"name": f"sm120:{k}", "value": v} for k, v in noted.items() if v]
+            file = {"type": "file", "name": pin.path, "properties": notes}
+            files.append({**file, "hashes": hashes} if hashes else file)
+        document["components"].append(
+            {
+                "type": "machine-learning-model",
+                "bom-ref": purl,
+                "name": lock.repository,
+                "version": lock.commit,
+                "purl": purl,
+                "properties": [{"name": "sm120:files:digest", "value": digest}],
+                "components": files,
+            }
+        )
+        document["dependencies"].append({"ref": purl, "dependsOn": []})
+        # another document than the image's own bill, so another number
+        own = uuid.UUID(document["serialNumber"].removeprefix("urn:uuid:"))
+        document["serialNumber"] = f"urn:uuid:{uuid.uuid5(own, digest)}"
+    return canonical_json(document) + b"\n"
 
 
 def new_key(name: str, folder: Path | None = None, secret: str | None = None) -> NewKey:

@@ -83,9 +83,21 @@ def evidence_attest_command(
     default="cyclonedx",
     help="CycloneDX 1.6 or SPDX 2.3, as JSON.",
 )
+@click.option(
+    "--weights",
+    multiple=True,
+    metavar="SET|DIR",
+    help="Locked weights that run with it: makes it the bill of a run. Repeatable.",
+)
 @options.platform_option
 def evidence_sbom_command(workspace: Workspace, /, **options: Any) -> None:
-    """Print a built image's bill of materials: every wheel, .deb, file and patch, by layer."""
+    """Print a built image's bill of materials: every wheel, .deb, file and patch, by layer.
+
+    With --weights it is the bill of a run: each set stands in it as a machine-learning-model, by
+    commit, with every file and its hash.
+    """
+    if options["weights"] and options["form"] == "spdx":
+        raise click.UsageError("--weights needs CycloneDX, which has a type for models")
     # as a file it ends with a newline already; another would change its digest
     say_bytes(app.evidence.bill_of_materials(workspace, **options))
 

@@ -19,8 +19,10 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from pipeline.core.errors import CorruptArchive, HostileArchive
+from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.images.assemble.deflate import CHUNK_BYTES, inflate
 from pipeline.images.assemble.layer import Deflated, Slice, path_fault
+from pipeline.images.lock.model import split_variant
 
 # The largest wheel of today's engines unpacks to under 3 GB.
 UNPACKED_LIMIT_BYTES = 64 << 30
@@ -58,8 +60,9 @@ class Wheel:
 
 def open_wheel(path: Path, filename: str) -> Wheel:
     """Reads a wheel's directory and RECORD, refusing what no honest wheel holds."""
+    plain, label = split_variant(filename)
     try:
-        project, version, _, _ = parse_wheel_filename(filename)
+        project, version, _, _ = parse_wheel_filename(plain)
     except InvalidWheelFilename as error:
         raise CorruptArchive(f"{filename}: not a wheel's file name") from error
     members = _members(path, filename)
@@ -71,6 +74,17 @@ def open_wheel(path: Path, filename: str) -> Wheel:
     for needed in ("METADATA", "RECORD", "WHEEL"):
         if f"{dist_info}/{needed}" not in members:
             raise CorruptArchive(f"{filename}: has no {dist_info}/{needed}")
+
+    if label:
+        # PEP 825: a variant says inside what its label stands for; another label is another wheel
+        told = members.get(f"{dist_info}/variant.json")
+        try:
+            known = read_json(read_member(told), most_bytes=1 << 20) if told else {}
+            is_known = label in known["variants"]
+        except (JsonInvalid, KeyError, TypeError):
+            is_known = False
+        if not is_known:
+            raise CorruptArchive(f"{filename}: its variant.json knows no variant {label!r}")
 
     def is_own(name: str, number: str) -> bool:
         try:

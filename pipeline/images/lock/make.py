@@ -20,7 +20,15 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from pipeline.core import log, proc
 from pipeline.core.errors import BaseUnplaced, ResolveFailed
 from pipeline.images.lock.debs import Get, resolve_debs
-from pipeline.images.lock.model import BasePin, DebPin, ImageLock, WheelPin, read_lock, sealed_lock
+from pipeline.images.lock.model import (
+    BasePin,
+    DebPin,
+    ImageLock,
+    WheelPin,
+    read_lock,
+    sealed_lock,
+    split_variant,
+)
 from pipeline.images.lock.release import DEBIAN_12_KEYRING
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import ForeignBase, PythonSpec
@@ -130,13 +138,22 @@ def resolve_wheels(
         if name in spec.omit:
             continue
         fitting = []
+        labels: set[str] = set()
         for wheel in package.get("wheels", []):
             url = str(wheel.get("url") or wheel.get("path")).rpartition("/")[2]
             file = unquote(str(wheel.get("name") or url))
-            if wheel_rank(file, ranks) < len(ranks):
+            label = split_variant(file)[1]
+            labels |= {label} - {""}
+            # nothing here knows what the label of a variant demands of a machine: a person names it
+            if label == spec.variants.get(name, "") and wheel_rank(file, ranks) < len(ranks):
                 fitting.append((file, wheel.get("hashes", {})))
         if not fitting:
-            raise ResolveFailed(f"{name} {package.get('version')}: no wheel for {platform}")
+            named = ", ".join(sorted(labels)) or "none"
+            wanted = f" of the variant {spec.variants[name]!r}" if name in spec.variants else ""
+            hint = f"`python: variants: {{{name}: LABEL}}` names one." if labels else ""
+            variants = f" (variants: {named})" if labels or wanted else ""
+            message = f"{name} {package.get('version')}: no wheel{wanted} for {platform}{variants}"
+            raise ResolveFailed(message, hint) if hint else ResolveFailed(message)
         file, hashes = min(fitting, key=lambda wheel: wheel_order(wheel[0], ranks))
         if "sha256" not in hashes:
             raise ResolveFailed(
@@ -192,7 +209,7 @@ def _ask_uv(
 def wheel_rank(file: str, ranks: dict[Tag, int]) -> int:
     """The rank of a wheel's best tag; that of none, the number of ranks, where it does not run."""
     try:
-        tags = parse_wheel_filename(file)[3]
+        tags = parse_wheel_filename(split_variant(file)[0])[3]
     except InvalidWheelFilename:
         return len(ranks)
     return min((ranks.get(t, len(ranks)) for t in tags), default=len(ranks))
@@ -200,7 +217,7 @@ def wheel_rank(file: str, ranks: dict[Tag, int]) -> int:
 
 def wheel_order(file: str, ranks: dict[Tag, int]) -> tuple[int, int, str]:
     """pip's order: the best tag, then the highest build number."""
-    build = parse_wheel_filename(file)[2]
+    build = parse_wheel_filename(split_variant(file)[0])[2]
     return wheel_rank(file, ranks), -build[0] if build else 0, file
 
 

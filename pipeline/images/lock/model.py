@@ -79,8 +79,24 @@ class BasePin(Frozen):
 Version = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.+~:!_-]+$")]
 
 
+def split_variant(file: str) -> tuple[str, str]:
+    """A wheel's file name without its variant label (PEP 825), and that label; mostly empty.
+
+    A variant has its label behind the platform: peps.python.org/pep-0825.
+    """
+    *parts, last = file.removesuffix(".whl").split("-")
+    # five parts, or six with a build number, which begins with a digit, are no variant's
+    has_build = parts[2:3] and parts[2][:1].isdigit()
+    if len(parts) != (6 if has_build else 5):
+        return file, ""
+    return f"{'-'.join(parts)}.whl", last
+
+
 class WheelPin(Frozen):
-    """One wheel. The name is for people, the digest is what is used."""
+    """One wheel. The name is for people, the digest is what is used.
+
+    A variant (PEP 825) has its label in the name of its file.
+    """
 
     name: Name
     version: Version

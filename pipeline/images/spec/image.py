@@ -140,6 +140,10 @@ class DebianSpec(Frozen):
 Reason = Annotated[str, StringConstraints(min_length=10)]
 
 
+# As PEP 825 allows them; its file name ends with it.
+VariantLabel = Annotated[str, StringConstraints(pattern=r"^[0-9a-z._]{1,16}$")]
+
+
 def _is_unset(value: object) -> bool:
     # what came later counts in hashes of specs only where it is used: none that is locked may move
     return not value
@@ -164,6 +168,11 @@ class PythonSpec(Frozen):
         default={},
         exclude_if=_is_unset,
         description="what is locked of a project whatever other wheels require, with the reason",
+    )
+    variants: dict[Name, VariantLabel] = Field(
+        default={},
+        exclude_if=_is_unset,
+        description="the wheel variant (PEP 825) that is locked of a project, by its label",
     )
 
 

@@ -516,3 +516,29 @@ def test_no_section_of_entry_points_adds_to_the_others(tmp_path: Path) -> None:
     paths = placed(make_wheel(tmp_path, "pkg", with_points(text)))
     assert "opt/venv/bin/good" in paths
     assert "opt/venv/bin/evil" not in paths
+
+
+@pytest.mark.parametrize(
+    ("told", "is_good"),
+    [
+        (b'{"variants": {"x86_64_v3": {"x86_64": {"level": ["v3"]}}}}', True),
+        (b'{"variants": {"x86_64_v4": {}}}', False),
+        (b"{}", False),
+        (b"[]", False),
+        (b"{", False),
+        (None, False),
+    ],
+)
+def test_a_variant_must_know_the_label_in_its_name(
+    told: bytes | None, is_good: bool, tmp_path: Path
+) -> None:
+    parts: Parts = {"pkg/__init__.py": b""}
+    if told is not None:
+        parts = {**parts, "pkg-1.0.dist-info/variant.json": told}
+    path = make_wheel(tmp_path, "pkg", parts)
+    name = "pkg-1.0-py3-none-any-x86_64_v3.whl"
+    if is_good:
+        assert open_wheel(path, name).project == "pkg"
+        return
+    with pytest.raises(CorruptArchive, match=r"its variant\.json knows no variant 'x86_64_v3'"):
+        open_wheel(path, name)

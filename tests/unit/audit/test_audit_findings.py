@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -289,3 +290,21 @@ def test_equal_findings_give_equal_documents() -> None:
     assert openvex([subject], NOW)["@id"] != openvex([subject], later)["@id"]
     assert cyclonedx_vex([subject], NOW)["vulnerabilities"][0]["affects"][0]["ref"] == WHEEL
     assert date(2026, 6, 1) == NOW.date()
+
+
+def test_vex_and_the_bill_of_a_run_are_valid_by_cyclonedxs_own_schema() -> None:
+    pytest.importorskip("cyclonedx", reason="cyclonedx-python-lib is not installed.")
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    given = [
+        finding(),
+        finding(accepted=RISK, severity="high", published="2026-05-01T00:00:00Z", fixed=["2.0"]),
+        finding(accepted=GOOD_REASON, severity="critical"),
+    ]
+    serial = "urn:uuid:6f0c9a3e-5a0d-5d0f-8a43-0f5f0c5d3b1e"
+    document = cyclonedx_vex([VexSubject("pkg:oci/it@sha256", serial, {}, given)], NOW)
+    validator = JsonStrictValidator(SchemaVersion.V1_6)
+    assert validator.validate_str(json.dumps(document)) is None
+    broken = json.loads(json.dumps(document).replace("in_triage", "fine"))
+    assert validator.validate_str(json.dumps(broken)) is not None

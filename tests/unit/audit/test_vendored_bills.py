@@ -77,6 +77,11 @@ def test_what_a_wheel_carries_inside_is_billed_below_it(tmp_path: Path) -> None:
         "serde 1.0.9 in pkg",
     ]
     assert spdx(bill_of(*world))["spdxVersion"] == "SPDX-2.3"
+    pytest.importorskip("cyclonedx", reason="cyclonedx-python-lib is not installed.")
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bill)) is None
 
 
 @pytest.mark.parametrize(

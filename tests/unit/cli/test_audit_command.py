@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.images.spec.checkout import Checkout
+from tests.testbed.locked_set import make_set
 from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry
 from tests.unit.audit.advisory_files import affected, record, write_records
@@ -167,3 +168,29 @@ def test_bills_of_others_are_judged_and_never_signed(
     assert sm120(*audit, "--attest").error == "UnknownImage"
     bill.write_text('{"bomFormat": "CycloneDX", "specVersion": "1.0"}')
     assert sm120(*audit).error == "RecordInvalid"
+
+
+def test_the_bill_of_a_run_names_its_weights_as_a_model(
+    built: str, checkout: Checkout, sm120: Command, tmp_path: Path
+) -> None:
+    place = make_set(tmp_path / "models", {"config.json": b"{}"}, {"model.safetensors": b"x" * 99})
+    bill = sm120("evidence", "sbom", "tiny", "--weights", tmp_path / "models").json
+    (model,) = [x for x in bill["components"] if x["type"] == "machine-learning-model"]
+    assert model["purl"] == f"pkg:huggingface/org/tiny@{place.lock.commit}"
+    pins = {pin.path: pin for pin in place.lock.files}
+    hashes = {x["name"]: x.get("hashes") for x in model["components"]}
+    assert hashes == {
+        # git's hash of a blob is none of a file
+        "config.json": None,
+        "model.safetensors": [{"alg": "SHA-256", "content": pins["model.safetensors"].sha256}],
+    }
+    pytest.importorskip("cyclonedx", reason="cyclonedx-python-lib is not installed.")
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bill)) is None
+    alone = sm120("evidence", "sbom", "tiny").json
+    assert alone["serialNumber"] != bill["serialNumber"]
+    assert sm120("evidence", "sbom", "tiny", "--weights", "nobody/nothing").error == "LockMissing"
+    asked = ("evidence", "sbom", "tiny", "--weights", tmp_path / "models", "--format", "spdx")
+    assert sm120(*asked).code == 2

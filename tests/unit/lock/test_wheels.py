@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 from packaging import _manylinux, tags
 from packaging.utils import parse_wheel_filename
+from pydantic import ValidationError
 
 from pipeline.core.errors import ResolveFailed
 from pipeline.core.net.http import NetClient
@@ -17,7 +18,7 @@ from pipeline.core.net.settings import NetworkSettings
 from pipeline.images.fetch import inputs
 from pipeline.images.lock import make
 from pipeline.images.lock.make import Transport, resolve_wheels, tag_ranks
-from pipeline.images.lock.model import WheelPin
+from pipeline.images.lock.model import WheelPin, split_variant
 from pipeline.images.spec.image import PythonSpec
 from tests.testbed import fault_server as faults
 from tests.testbed.fault_server import FaultServer
@@ -327,3 +328,46 @@ def test_uvs_words_show_no_password(index: FaultServer, tmp_path: Path) -> None:
 def test_the_file_names_made_here_are_wheels(index: FaultServer) -> None:
     names = {parse_wheel_filename(path.rpartition("/")[2])[0] for path in index.files}
     assert "thing" in names
+
+
+VARIANTS = [
+    "thing-1.0-cp311-cp311-manylinux_2_28_x86_64-x86_64_v3.whl",
+    "thing-1.0-2-cp311-cp311-manylinux_2_28_x86_64-null.whl",
+    "thing-1.0-cp311-cp311-manylinux_2_28_aarch64-armv9.whl",
+]
+
+
+def test_a_variant_is_locked_only_by_the_label_that_a_spec_names() -> None:
+    plain = "thing-1.0-py3-none-any.whl"
+    (pin,) = choose_wheels(pylock(*VARIANTS, plain), SPEC, AMD64)
+    assert pin.file == plain
+    spec = PythonSpec(requirements=["thing"], variants={"thing": "x86_64_v3"})
+    (pin,) = choose_wheels(pylock(*VARIANTS, plain), spec, AMD64)
+    # the lock names the label, as the name of the file has it
+    assert split_variant(pin.file) == (
+        "thing-1.0-cp311-cp311-manylinux_2_28_x86_64.whl",
+        "x86_64_v3",
+    )
+
+
+@pytest.mark.parametrize(
+    ("variants", "files", "reason"),
+    [
+        ({}, VARIANTS, r"no wheel for linux/amd64 \(variants: armv9, null, x86_64_v3\)"),
+        ({"thing": "v9"}, VARIANTS, r"no wheel of the variant 'v9' for linux/amd64 \(variants: ar"),
+        ({"thing": "armv9"}, VARIANTS, "no wheel of the variant 'armv9'"),
+        ({"thing": "v9"}, ["thing-1.0-py3-none-any.whl"], r"variant 'v9' .*\(variants: none\)"),
+    ],
+)
+def test_an_unknown_variant_is_refused(
+    variants: dict[str, str], files: list[str], reason: str
+) -> None:
+    spec = PythonSpec(requirements=["thing"], variants=variants)
+    with pytest.raises(ResolveFailed, match=reason):
+        choose_wheels(pylock(*files), spec, AMD64)
+
+
+def test_a_spec_that_names_no_variant_is_hashed_as_before() -> None:
+    assert "variants" not in SPEC.model_dump()
+    with pytest.raises(ValidationError):
+        PythonSpec(requirements=["thing"], variants={"thing": "Not A Label"})

@@ -165,7 +165,12 @@ def audit_of(
     world: World, *findings: dict[str, Any], newest: str = "2026-05-30T00:00:00Z"
 ) -> Envelope:
     """An audit of the image, signed with the good key; ids that begin with TEST- are made up."""
-    usual = {"aliases": [], "package": "pkg", "version": "1.0", "purl": "pkg:pypi/pkg@1.0"}
+    usual: dict[str, Any] = {
+        "aliases": [],
+        "package": "pkg",
+        "version": "1.0",
+        "purl": "pkg:pypi/pkg@1.0",
+    }
     usual |= {"via": None, "severity": "critical", "published": None, "fixed": [], "accepted": None}
     database = {"digest": "sha256:" + "1" * 64, "files": 1, "records": 9, "newest": newest}
     body = {
