@@ -95,11 +95,14 @@ def compile_entries(
 ) -> tuple[WarmIndex, dict[str, bytes], float]:
     """Compiles for all cases, or for those that patterns name; index, files and seconds."""
     gate = open_gate(context, plan.base)
-    cases = [
-        case
-        for case in gate.gates.cases()
-        if not patterns or any(fnmatchcase(case.name, pattern) for pattern in patterns)
-    ]
+    every = gate.gates.cases()
+    for recipe, named in plan.spec.recipes.items():
+        for pattern in named:
+            # it would count as served by kernels that nobody compiled
+            if not any(fnmatchcase(case.name, pattern) for case in every):
+                hint = f"`sm120 gate find '*' --image {plan.base.spec.name}` lists all cases."
+                raise SpecInvalid(f"{plan.image}: {recipe}: {pattern!r} fits no case", hint)
+    cases = [c for c in every if not patterns or any(fnmatchcase(c.name, p) for p in patterns)]
     title = f"Compiling the kernels of {log.count(len(cases), 'case')} for {plan.card}"
     with open_warm(gate, plan) as target, log.step(title):
         answers = kept_or_asked(target, cases)

@@ -17,7 +17,7 @@ from pipeline.core.errors import StoreDamaged
 from pipeline.core.model import sha256_of
 from pipeline.images.assemble.image import Built
 from pipeline.images.assemble.inside import locate
-from pipeline.images.assemble.plan import ImagePlan, LayerPlan, TreePlan
+from pipeline.images.assemble.plan import ImagePlan, LayerPlan, TreePlan, WarmPlan
 from pipeline.images.assemble.view import see
 from pipeline.images.lock.model import BasePin, DebPin, Pin, WheelPin
 from pipeline.images.spec.checkout import Checkout
@@ -37,6 +37,7 @@ class PlacedLayer:
     plan: LayerPlan | None = None  # none for an image's own files, patches and a foreign base
     base: BasePin | None = None  # the foreign base that it is a layer of
     tree: TreePlan | None = None  # the compiled tree that it holds
+    warm: WarmPlan | None = None  # the kernels that it holds
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def placed_layers(built: Built) -> list[PlacedLayer]:
             *((x.digest, f"the base's {x.digest}", {"base": base}) for x in pins),
             *((x.title, f"the layer {x.title!r}", {"plan": x}) for x in each.layers),
             *((x.title, f"the layer {x.title!r}", {"tree": x}) for x in each.trees),
+            *((x.title, f"the layer {x.title!r}", {"warm": x}) for x in (each.warm,) if x),
         ]
         for key, what, origin in wanted:
             if not todo or key not in (todo[0].title, todo[0].record.digest):
@@ -321,6 +323,9 @@ def file_origin(checkout: Checkout, store: Store, built: Built, path: str) -> Or
             own_files=tuple(f"{x.path} {x.digest}" for x in ours if not x.patch),
             toolchain=f"{plan.toolchain.spec.name} {made.made.toolchain}",
         )
+    if placed.warm:
+        cases = f"the cases of {placed.warm.base.spec.name}'s gate"
+        return replace(found, origin=f"compiled for {placed.warm.card}, for {cases}")
     if row.owner == placed.image:
         found = replace(found, origin=f"a file of images/{placed.image}")
     part = next((p for p in package_parts(built) if p.pin.name == row.owner), None)

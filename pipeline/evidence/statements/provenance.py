@@ -216,6 +216,9 @@ def image_provenance(
     for placed in inventory.placed_layers(built):
         title, record = placed.layer.title, placed.layer.record
         notes: dict[str, Any] = {"diffId": record.diff_id, "sizeBytes": record.size_bytes}
+        if placed.warm:
+            # which entry serves which case and recipe is in the layer's own index.json
+            notes["inputs"] = placed.warm.inputs
         urn = names.layer_urn(placed.image, title)
         results.append(_resource(urn, title, record.digest, **notes))
     predicate = Provenance(

@@ -1,0 +1,100 @@
+"""`sm120 image warm` where there is nothing to compile, and what its report says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.app.warm import WarmRequest, report_warm, warm_image
+from pipeline.app.workspace import Workspace
+from pipeline.artifacts.store.store import open_store
+from pipeline.core.errors import SpecInvalid, UnknownImage
+from pipeline.images.assemble.plan import WarmPlan, plan_image
+from pipeline.images.warm.layer import (
+    INDEX,
+    IndexedEntry,
+    LackingKernel,
+    WarmIndex,
+    write_warm,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+THINKING = "kimi-k2-thinking-nvfp4-sglang-8x"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    open_store(tmp_path / "store")
+    return Workspace(ROOT, tmp_path / "store")
+
+
+def plan_here(workspace: Workspace) -> WarmPlan:
+    plan = plan_image(workspace.checkout(), "sglang-k2-warm", "linux/amd64").warm
+    assert plan
+    return plan
+
+
+def test_an_image_without_it_names_the_one_that_has_it(workspace: Workspace) -> None:
+    with pytest.raises(UnknownImage, match="sglang-k2: its spec has no `warm`") as caught:
+        warm_image(workspace, WarmRequest("sglang-k2"))
+    assert "sm120 image warm sglang-k2-warm" in str(caught.value.hint)
+
+
+def test_a_recipe_that_it_does_not_name_is_an_error(workspace: Workspace) -> None:
+    for ask in (warm_image, report_warm):
+        with pytest.raises(SpecInvalid, match="has no recipe 'gpt-oss'") as caught:
+            ask(workspace, WarmRequest("sglang-k2-warm", recipes=("gpt-oss",)))
+        assert THINKING in str(caught.value)
+
+
+def test_without_a_layer_every_kernel_is_missing(workspace: Workspace) -> None:
+    triton, *others = report_warm(workspace, WarmRequest("sglang-k2-warm", recipes=(THINKING,)))
+    assert (triton.library, triton.state, triton.present) == ("Triton", "missing", 0)
+    assert triton.needed == len(triton.missing)
+    assert triton.needed
+    assert "there is no layer yet" in triton.reason
+    states = {row.library: row.state for row in others}
+    # what is in the image and called by no case is not known; never counted as there
+    assert states == {"FlashInfer": "unknown", "CuTe DSL": "unknown", "DeepGEMM": "unknown"}
+
+
+def test_the_report_counts_what_the_layer_has_and_says_why_not(workspace: Workspace) -> None:
+    plan = plan_here(workspace)
+    kept = IndexedEntry(
+        kernel="_fwd_kernel",
+        module="sglang.x",
+        files={"_fwd_kernel.cubin": "0" * 64},
+        cases=["extend-mla-576-512"],
+    )
+    lack = LackingKernel(case="extend-mla-192-128", kernel="_fwd_kernel", reason="ptxas died")
+    index = WarmIndex(
+        image="sglang-k2",
+        card="sm_120",
+        triton="3.5.1",
+        site="/opt/venv",
+        entries={"A" * 52: kept},
+        missing=[lack],
+    )
+    write_warm(open_store(workspace.store_root()), plan, {INDEX: index.model_dump_json().encode()})
+    rows = report_warm(workspace, WarmRequest("sglang-k2-warm"))
+    assert {row.recipe for row in rows} == {THINKING, "kimi-k2-instruct-sglang-8x"}
+    triton = next(row for row in rows if (row.recipe, row.library) == (THINKING, "Triton"))
+    assert (triton.state, triton.present) == ("missing", 1)
+    assert "extend-mla-192-128: _fwd_kernel: ptxas died" in triton.missing
+    assert not any(line.startswith("extend-mla-576-512: ") for line in triton.missing)
+
+
+def test_every_pattern_of_a_shipped_warm_image_fits_a_case(workspace: Workspace) -> None:
+    from fnmatch import fnmatchcase
+
+    from pipeline.images.gate.smem.cases import read_gates
+
+    checkout = workspace.checkout()
+    for name in checkout.images():
+        spec = checkout.spec(name)
+        if spec.warm is None or spec.base is None:
+            continue
+        cases = [case.name for case in read_gates(checkout, spec.base).cases()]
+        patterns = {pattern for each in spec.warm.recipes.values() for pattern in each}
+        assert [p for p in patterns if not any(fnmatchcase(case, p) for case in cases)] == []
