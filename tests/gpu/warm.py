@@ -1,0 +1,214 @@
+"""Do kernels that were compiled without a card serve on one? Counts hits and misses, cold and warm.
+
+    python -m tests.gpu.warm collect DIR         # here: engine files and cases, a few megabytes
+    python tests/gpu/warm.py prove DIR RESULT    # on the machine with the card; needs torch, Triton
+
+`prove` compiles in processes that see no card, with the worker that makes warm layers, for the card
+that is there. Then it calls the engine's real functions on the card: once as they are, compiling
+everything, and once with the entries alone, where compilers fail and all but a hit is an error.
+RESULT gets, for each case, both times of the first call, hits, misses, and whether numbers agree.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+import types
+import zlib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+INSIDE = ROOT / "pipeline/images/warm/inside"
+READER = ROOT / "pipeline/images/warm/reader"
+GATE_WORKER = ROOT / "pipeline/images/gate/worker"
+IMAGES = ("sglang-k2", "sglang", "vllm")
+FAILING = '#!/bin/sh\necho no compiler: "$0" >&2\nexit 1\n'
+# its version is part of every key, so only that is answered
+FAILING_PTXAS = '#!/bin/sh\n[ "$1" = --version ] && exec {real} --version\nexit 1\n'
+
+
+def collect(folder: Path, images: tuple[str, ...] = IMAGES, arch: str = "sm_90") -> None:
+    """Every engine's code with its patches, and the job of all its cases."""
+    import tarfile
+
+    from pipeline.artifacts.store.store import default_root, open_store
+    from pipeline.images.assemble.plan import plan_image
+    from pipeline.images.gate.smem.image_gate import open_gate
+    from pipeline.images.gate.smem.limits import card_for
+    from tests.gpu.collect import gate_context
+
+    context = gate_context(open_store(default_root()))
+    for image in images:
+        with context.store.in_use():
+            gate = open_gate(context, plan_image(context.checkout, image, "linux/amd64"))
+            tree = gate.patched()
+            job = gate.target(tree, card_for(arch)).job(gate.gates.cases())
+        place = folder / image
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        with tarfile.open(place / "engine.tar.xz", "w:xz") as archive:
+            archive.add(tree.folder / tree.package, tree.package)
+
+
+def compiled(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Entries of all cases, compiled where no card is in sight; the index that was written."""
+    entries: dict[str, Any] = {}
+    todo, ended = list(job["cases"]), {}
+    while todo:
+        work = folder / f"compile-{len(todo)}"
+        work.mkdir(parents=True)
+        (work / "job.json").write_text(json.dumps({**job, "cases": todo}), encoding="utf-8")
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRITON_CACHE_DIR": str(work / "triton")}
+        subprocess.run(
+            [sys.executable, str(INSIDE), "job.json", "answers"], cwd=work, env=env, check=False
+        )
+        lines = (work / "answers").read_text().splitlines() if (work / "answers").exists() else []
+        answers = [a for a in map(json.loads, lines) if "begins" not in a]
+        for answer in answers:
+            ended[answer["case"]] = f"{answer['ended']} {answer['message']}".strip()
+            for entry in answer["entries"]:
+                entries.setdefault(entry["key"], {**entry, "cases": []})
+                entries[entry["key"]]["cases"].append(answer["case"])
+        # a case that ended its process is not asked again
+        died = todo[len(answers) : len(answers) + 1] if len(lines) > 2 * len(answers) else []
+        ended |= {case["name"]: "died" for case in died}
+        todo = todo[len(answers) + len(died) :] if answers or died else []
+    import triton
+
+    for key, entry in entries.items():
+        for name, data in entry["files"].items():
+            path = folder / "warm" / "triton" / key / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(zlib.decompress(base64.b85decode(data)))
+            entry["files"][name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    index = {
+        "triton": triton.__version__,
+        "site": str(Path(triton.__file__).parents[1]),
+        "entries": entries,
+        "ended": ended,
+    }
+    (folder / "warm" / "index.json").write_text(json.dumps(index), encoding="utf-8")
+    return index
+
+
+def call_on_card(job_path: str, name: str, result: str) -> None:
+    """One case on the card, in this process: its first call's time, and its numbers."""
+    import torch
+
+    job = json.loads(Path(job_path).read_text(encoding="utf-8"))
+    sys.modules["gate_worker"] = types.ModuleType("gate_worker")
+    sys.modules["gate_worker"].__path__ = [str(GATE_WORKER)]
+    names = ("calling", "arguments", "engines", "stand_ins")
+    modules: list[Any] = [importlib.import_module(f"gate_worker.{each}") for each in names]
+    calling, arguments, engines, stand_ins = modules
+    sys.path.insert(0, job["engine"])
+    sys.meta_path.insert(0, stand_ins.BarePackages(job["engine"], job["bare"]))
+    sys.meta_path.append(stand_ins.StandIns(job["absent"]))
+    if prepare := engines.PREPARE.get(job["package"]):
+        prepare(job["card"])
+    real = arguments.build
+
+    def build(argument: Any, made: Any, package: str) -> Any:
+        return torch.device("cuda") if "device" in argument else real(argument, made, package)
+
+    arguments.build = calling.build = build
+    # what the gate keeps in CPU memory lies on the card here
+    torch.set_default_device("cuda")
+    torch.manual_seed(1)
+    (case,) = (each for each in job["cases"] if each["name"] == name)
+    function, made = calling.prepare(case, job["package"])
+    torch.cuda.synchronize()
+    start = time.monotonic()
+    returned = function(**made)
+    torch.cuda.synchronize()
+    seconds = time.monotonic() - start
+    values = [*made.values(), *(returned if isinstance(returned, (tuple, list)) else [returned])]
+    numbers = [v.detach().float().cpu() for v in values if isinstance(v, torch.Tensor)]
+    torch.save({"seconds": seconds, "numbers": numbers}, result)
+
+
+def prove(collected: Path, result: Path) -> None:
+    """All images: what was compiled, and what the card made of it."""
+    import torch
+    import triton
+
+    result.mkdir(parents=True, exist_ok=True)
+    major, minor = torch.cuda.get_device_capability()
+    report: dict[str, Any] = {"card": torch.cuda.get_device_name(), "torch": torch.__version__}
+    report["triton"] = triton.__version__
+    no_compilers = result / "no-compilers"
+    no_compilers.mkdir(exist_ok=True)
+    tools = dict.fromkeys(("gcc", "cc", "clang", "nvcc"), FAILING)
+    backend = Path(triton.__file__).parent / "backends/nvidia/bin"
+    for tool in sorted(backend.glob("ptxas*")):
+        tools[tool.name] = FAILING_PTXAS.format(real=tool)
+    for name, text in tools.items():
+        (no_compilers / name).write_text(text)
+        (no_compilers / name).chmod(0o755)
+    for folder in sorted(path for path in collected.iterdir() if (path / "job.json").is_file()):
+        work = result / folder.name
+        (work / "engine").mkdir(parents=True)
+        # Debian 12's tarfile knows no filters; this archive is our own
+        archive = str((folder / "engine.tar.xz").resolve())
+        subprocess.run(["tar", "-xJf", archive], cwd=work / "engine", check=True)
+        job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+        job |= {"engine": str(work / "engine"), "gate_worker": str(GATE_WORKER), "cache": None}
+        # the card that is there decides which code is compiled, its name which tables are read
+        job["card"] |= {"capability": [major, minor], "name": report["card"]}
+        job["cuda"] = torch.version.cuda
+        index = compiled(job, work)
+        (work / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        rows = {}
+        for case in job["cases"]:
+            rows[case["name"]] = row = {"compiled": index["ended"].get(case["name"], "not asked")}
+            made = {}
+            for way in ("cold", "warm"):
+                env = {**os.environ, "TRITON_CACHE_DIR": str(work / way / case["name"])}
+                log = work / f"{case['name']}.log"
+                if way == "warm":
+                    env |= {"TRITON_CACHE_MANAGER": "sm120_warm:WarmCache"}
+                    env |= {"PYTHONPATH": str(READER), "SM120_WARM": str(work / "warm")}
+                    env |= {"SM120_WARM_LOG": str(log), "SM120_WARM_ONLY": "1"}
+                    env["PATH"] = f"{no_compilers}:{env['PATH']}"
+                    env["CC"] = str(no_compilers / "gcc")
+                    for tool in backend.glob("ptxas*"):
+                        variable = f"TRITON_{tool.name.upper().replace('-', '_')}_PATH"
+                        env[variable] = str(no_compilers / tool.name)
+                out = work / f"{case['name']}.{way}.pt"
+                words = [sys.executable, __file__, "call", str(work / "job.json"), case["name"]]
+                done = subprocess.run([*words, str(out)], env=env, capture_output=True, check=False)
+                if done.returncode:
+                    row[way] = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+                    continue
+                made[way] = torch.load(out)
+                row[way] = round(made[way]["seconds"], 4)
+            lines = log.read_text().splitlines() if log.exists() else []
+            for what in ("hit", "disk", "miss", "refused"):
+                row[what] = sum(line.startswith(what) for line in lines)
+            if len(made) == 2:
+                pairs = zip(made["cold"]["numbers"], made["warm"]["numbers"], strict=True)
+                row["same numbers"] = all(torch.equal(a, b) for a, b in pairs)
+        report[folder.name] = {"entries": len(index["entries"]), "cases": rows}
+        (result / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        served = [r for r in rows.values() if isinstance(r.get("warm"), float)]
+        print(folder.name, len(index["entries"]), "entries;", len(rows), "cases,", end=" ")
+        print(
+            len(served), "served without a compiler,", sum(r["hit"] for r in rows.values()), "hits"
+        )
+
+
+if __name__ == "__main__":
+    verb, *words = sys.argv[1:]
+    if verb == "call":
+        call_on_card(*words)
+    elif verb == "collect":
+        collect(Path(words[0]))
+    else:
+        prove(*map(Path, words))
