@@ -84,7 +84,7 @@ class Cluster:
         start = text.find("{")
         assert start >= 0, text + self.head.shell("cat /tmp/said || :")
         result: dict[str, Any] = json.loads(text[start:])[judged.gate]
-        place = "the cluster" if "slurm" in line else "one node"
+        place = "the cluster" if "'--on'" in line else "one node"
         print(f"{judged.gate} on {place}: {time.monotonic() - begun:.0f} s")
         return result
 
