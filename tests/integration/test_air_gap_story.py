@@ -44,11 +44,20 @@ STAGES = {
         "needs": ["image", "hosts"],
     },
     "pushed": {"run": f"verify {PLACE}:v1 --deep --ca ca.crt", "needs": ["publish"]},
-    "serve": {
+    "deploy": {
+        # pulled by the host from the registry of this side, by digest
         "run": f"host deploy {RECIPE} -i inventory.json --registry {PLACE} --ca ca.crt"
-        # the next stage asks: of this model only what any sound server guarantees
+        # the stage `smoke` asks: of this model only what any sound server guarantees
         " --timeout 120 --smoke none",
         "needs": ["pushed"],
+    },
+    "state": {"run": "host verify -i inventory.json --brief", "needs": ["deploy"]},
+    # what `serve` starts is bound to the numbers by its digests
+    "removed": {"run": f"host deploy {RECIPE} -i inventory.json --absent", "needs": ["state"]},
+    "serve": {
+        "run": f"serve {RECIPE} --weights /models/{WEIGHTS} {ON}",
+        "needs": ["removed", "weights"],
+        "lasts": False,
     },
     "smoke": {
         "run": f"smoke {RECIPE} {ON} --quick --up-to streams --no-quality",
@@ -57,11 +66,10 @@ STAGES = {
     "bench": {
         "run": f"bench {RECIPE} {ON} --host-facts records/n1.json --requests 4 --repeats 1"
         " --concurrency 1 --output bench",
-        "needs": ["smoke"],
+        "needs": ["smoke", "serve"],
     },
     "report": {"run": f"report bench/tiny --output report.html {LOOK}", "needs": ["bench"]},
     "check": {"run": f"verify report.html --deep {LOOK}", "needs": ["report"]},
-    "state": {"run": "host verify -i inventory.json --brief", "needs": ["serve"]},
 }
 
 
