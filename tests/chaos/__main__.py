@@ -93,9 +93,11 @@ def main(words: list[str] | None = None) -> int:
     try:
         with ExitStack() as stack:
             run(new_world(home, stack), given.chosen, given.seed, given.times, trials)
-    except KeyboardInterrupt:
-        print("chaos: stopped; its mounts, networks and processes are gone", file=sys.stderr)
+    except BaseException as error:
         print(table(trials), file=sys.stderr)
+        if not isinstance(error, KeyboardInterrupt):
+            raise
+        print("chaos: stopped; its mounts, networks and processes are gone", file=sys.stderr)
         return INTERRUPTED
     finally:
         if given.keep:

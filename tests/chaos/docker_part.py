@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 import time
@@ -45,7 +46,12 @@ class RestartableDocker:
         with suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
-        end_containerd(self.run / "exec" / "containerd" / "containerd.pid")
+        pid_file = self.run / "exec" / "containerd" / "containerd.pid"
+        end_containerd(pid_file)
+        with suppress(OSError, ValueError):
+            # an orphan is ours, the first process here: one that nobody waits for counts as alive
+            os.waitpid(int(pid_file.read_text()), 0)
+        pid_file.unlink(missing_ok=True)
 
     def docker(self, *words: str) -> str:
         command = [find_program("docker"), "--host", self.url, *words]

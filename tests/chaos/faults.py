@@ -126,6 +126,7 @@ def read_only(attempt: Attempt) -> Ended:
     """The disk can only be read: ext4 does that to itself after an error."""
     process = attempt.start()
     attempt.wait_for_share(process, least=0.0)
+    attempt.has_struck = process.popen.poll() is None
     _disk(attempt).become_read_only()
     ended = process.wait()
     _disk(attempt).come_back()

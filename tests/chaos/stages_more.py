@@ -284,7 +284,8 @@ def smoked(world: World) -> str | None:
         found = json.loads(path.read_bytes())
     except ValueError:
         raise Half("smoke.json is no JSON") from None
-    return f"{found['verdict']} up to {found['last_good']}"
+    # a server that went away has failed, and the result says so
+    return f"passed up to {found['last_good']}" if found["verdict"] == "passed" else None
 
 
 SBATCH = """#!/bin/sh
@@ -356,6 +357,8 @@ MORE: list[Stage] = [
         ("kill", "kill-write", "full", "read-only", "power", "clock", "twice", "rot"),
         rot=("models/*.safetensors",),
         heal=(("weights", "verify", "MODELS", "--full", "--repair"),),
+        # a repair states anew what it found
+        makes=("models/.sm120/*",),
     ),
     Stage(
         "evidence new-key",
