@@ -37,6 +37,7 @@ from pipeline.core.errors import (
     UnknownImage,
 )
 from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.core.model import canonical_json
 from pipeline.evidence.audit.database import AdvisoryDatabase, read_database
 from pipeline.evidence.audit.match import HeldPackage, match_packages
 from pipeline.evidence.audit.packages import BilledPackage, packages_of
@@ -333,14 +334,19 @@ def _from_bill(bill: dict[str, Any], title: str, note: str) -> AuditedImage:
         for x in properties or []
         if isinstance(x, dict) and x.get("name") == "sm120:platform"
     ]
-    serial = bill.get("serialNumber")
+    packages, serial = packages_of(bill, title), bill.get("serialNumber")
+    # what a wheel says of itself and nobody could read may be anything
+    unread = canonical_json(bill).count(b'"name":"sm120:sbom:unread"')
+    if unread:
+        gap = f"{log.count(unread, 'bill')} inside wheels could not be read"
+        note = f"{note}; {gap}" if note else gap
     return AuditedImage(
         title=title,
         name=str(about.get("name") or title),
         digest=f"sha256:{found[0]}" if found else None,
         platform=next((x for x in platforms if x in ("linux/amd64", "linux/arm64")), "linux/amd64"),
         purl=str(about.get("purl") or title),
-        packages=packages_of(bill, title),
+        packages=packages,
         serial=serial if isinstance(serial, str) else "",
         note=note,
     )

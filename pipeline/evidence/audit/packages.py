@@ -36,7 +36,7 @@ class BilledPackage:
 
     @property
     def title(self) -> str:
-        name = f"{self.binary or self.name} {self.version}"
+        name = f"{self.binary or self.name} {self.version}".strip()
         owner = parse_purl(self.via) if self.via else None
         return f"{name} in {owner.name}" if owner else name
 
@@ -66,6 +66,10 @@ def _package(component: dict[str, Any], via: str, ref: str) -> Iterator[BilledPa
     purl = component.get("purl")
     url = parse_purl(purl) if isinstance(purl, str) else None
     if url is None or not isinstance(purl, str):
+        # a library inside a wheel that has a name alone: nobody can compare it, and it is counted
+        if via and component.get("type") == "library":
+            told = [str(component.get(x) or "") for x in ("name", "version")]
+            yield BilledPackage("", "", *told, via=via, ref=ref)
         return
     kind = url.kind if url.kind != "deb" else f"deb/{url.namespace}"
     ecosystem, name, version = _ECOSYSTEMS.get(kind, ""), url.name, url.version

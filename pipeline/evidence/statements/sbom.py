@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
-from pipeline.artifacts.attest.names import BUILD_TIME, UNLISTED, parse_purl
+from pipeline.artifacts.attest.names import BUILD_TIME, UNLISTED
 from pipeline.artifacts.attest.strict import plain
 from pipeline.core.model import canonical_json
 from pipeline.evidence.statements.bill import Bill, BilledPart, BilledTree
@@ -134,14 +134,12 @@ def _in_the_image(bill: Bill) -> list[dict[str, Any]]:
         body = _component(
             "library", part.purl, part.pin.name, part.pin.version, part.pin.sha256
         ) | _properties(notes)
-        # its own bills (PEP 770) name no hashes of them
-        inside = [(x, parse_purl(x)) for x in billed.vendored.purls]
-        if libraries := [
-            {"type": "library", "name": url.name, "version": url.version, "purl": purl}
-            for purl, url in inside
-            if url
-        ]:
-            body["components"] = libraries
+        # its own bills (PEP 770) name no hashes of them, and often no version or package URL
+        libraries = [
+            {"type": "library", **{k: v for k, v in x._asdict().items() if v}}
+            for x in billed.vendored.libraries
+        ]
+        body |= {"components": libraries} if libraries else {}
         components.append(body | _changes(billed, bill.root))
     components += [_own_file(x) for x in bill.files]
     for billed_tree in bill.trees:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from packaging.utils import canonicalize_name
 
 from pipeline.artifacts.attest.names import parse_purl
 from pipeline.artifacts.attest.strict import plain, read_signed_json
@@ -28,11 +30,19 @@ _MOST_PARTS = 20_000
 CYCLONEDX_READ = ("1.4", "1.5", "1.6", "1.7")
 
 
+class Library(NamedTuple):
+    """A library inside a wheel; many bills name it without a package URL."""
+
+    name: str
+    version: str
+    purl: str = ""
+
+
 @dataclass(frozen=True)
 class Vendored:
     """What the bills inside one wheel list, and why others could not be read."""
 
-    purls: tuple[str, ...] = ()
+    libraries: tuple[Library, ...] = ()
     unread: tuple[str, ...] = ()
 
 
@@ -63,7 +73,7 @@ def vendored_in(store: Store, parts: Sequence[ImagePart]) -> dict[str, Vendored]
             if purl is None:
                 continue
             file = plain(row.path.rpartition("/")[2])
-            purls: list[str] = []
+            named: list[tuple[Any, Any, Any]] = []
             unread = ""
             try:
                 if row.size_bytes > _MOST_BYTES or not row.path.endswith(".json"):
@@ -75,26 +85,31 @@ def vendored_in(store: Store, parts: Sequence[ImagePart]) -> dict[str, Vendored]
                 if body.get("bomFormat") == "CycloneDX":
                     if (version := body.get("specVersion")) not in CYCLONEDX_READ:
                         raise RecordInvalid(f"is CycloneDX {version!r}")
-                    named = [x.get("purl") for x in listed_components(body)]
+                    listed = [x for x in listed_components(body) if x.get("type") != "file"]
+                    named = [(x.get("name"), x.get("version"), x.get("purl")) for x in listed]
                 elif str(body.get("spdxVersion")).startswith("SPDX-2."):
-                    references = [x.get("externalRefs") or [] for x in body.get("packages") or []]
-                    named = [
-                        ref.get("referenceLocator")
-                        for refs in references
-                        for ref in refs
-                        if ref.get("referenceType") == "purl"
-                    ]
+                    for package in body.get("packages") or []:
+                        refs = package.get("externalRefs") or []
+                        urls = [x["referenceLocator"] for x in refs if x["referenceType"] == "purl"]
+                        told = (package.get("name"), package.get("versionInfo"))
+                        named += [(*told, url) for url in urls] or [(*told, None)]
                 else:
                     raise RecordInvalid("is neither CycloneDX nor SPDX 2")
-                purls = [x for x in named if isinstance(x, str) and parse_purl(x)][:_MOST_PARTS]
-            except (RecordInvalid, AttributeError, TypeError) as error:
-                unread = plain(f"{file}: {error}").replace("\n", " ")[:200]
-            before = found.get(purl, NONE_INSIDE)
-            # a wheel lists itself, which is no library inside it
-            own = purl.partition("?")[0]
-            fresh = [x for x in purls if not x.startswith(own)]
+            except (RecordInvalid, AttributeError, KeyError, TypeError) as error:
+                unread, named = plain(f"{file}: {error}").replace("\n", " ")[:200], []
+            before, fresh = found.get(purl, NONE_INSIDE), list[Library]()
+            for name, version, place in named[:_MOST_PARTS]:
+                url = parse_purl(place) if isinstance(place, str) else None
+                # a wheel lists itself and its own modules, which are no libraries inside it
+                if url and (url.kind, canonicalize_name(url.name)) == ("pypi", row.owner):
+                    continue
+                if url:
+                    fresh.append(Library(url.name, url.version, place))
+                elif isinstance(name, str) and name:
+                    number = version if isinstance(version, str) else ""
+                    fresh.append(Library(plain(name)[:200], plain(number)[:200]))
             found[purl] = Vendored(
-                tuple(dict.fromkeys([*before.purls, *fresh])),
+                tuple(dict.fromkeys([*before.libraries, *fresh])),
                 (*before.unread, *([unread] if unread else [])),
             )
     return found

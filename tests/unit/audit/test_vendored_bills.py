@@ -30,7 +30,10 @@ CYCLONEDX = {
                 {"type": "library", "name": "libz", "purl": "pkg:deb/debian/zlib1g@1:1.2"}
             ],
         },
-        {"type": "file", "name": "without a package URL"},
+        {"type": "file", "name": "a file"},
+        # as Pillow 13 has them
+        {"type": "library", "name": "PIL._avif", "purl": "pkg:pypi/pkg@1.0#c-ext/PIL._avif"},
+        {"type": "library", "name": "FreeType", "version": "2.14.3"},
     ],
 }
 SPDX = {
@@ -63,18 +66,22 @@ def test_what_a_wheel_carries_inside_is_billed_below_it(tmp_path: Path) -> None:
     files = {"auditwheel.cdx.json": json.dumps(CYCLONEDX), "rust.spdx.json": json.dumps(SPDX)}
     world = built_with(tmp_path, **{k: v.encode() for k, v in files.items()})
     bill = cyclonedx(bill_of(*world))
-    inside = [x["purl"] for x in component(bill)["components"]]
+    inside = [x.get("purl") or x["name"] for x in component(bill)["components"]]
     # of the wheel itself nothing: it is the component
     assert inside == [
         "pkg:rpm/almalinux/libgfortran@8.5.0-22.el8",
         "pkg:deb/debian/zlib1g@1:1.2",
+        "FreeType",
         "pkg:cargo/serde@1.0.9",
+        "without references",
     ]
     titles = [x.title for x in packages_of(bill, "it") if x.via]
     assert titles == [
         "libgfortran 8.5.0-22.el8 in pkg",
         "zlib1g 1:1.2 in pkg",
+        "FreeType 2.14.3 in pkg",
         "serde 1.0.9 in pkg",
+        "without references in pkg",
     ]
     assert spdx(bill_of(*world))["spdxVersion"] == "SPDX-2.3"
     pytest.importorskip("cyclonedx", reason="cyclonedx-python-lib is not installed.")

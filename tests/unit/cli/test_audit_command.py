@@ -164,6 +164,11 @@ def test_bills_of_others_are_judged_and_never_signed(
     (image,) = sm120(*audit, "--json").json["images"]
     assert image["digest"] == built
     assert image["note"] == "a file, whose signatures were not judged"
+    gap = {"name": "sm120:sbom:unread", "value": "a.json: is not JSON"}
+    body = json.loads(bill.read_text())
+    body["components"][0]["properties"].append(gap)
+    bill.write_text(json.dumps(body))
+    assert "1 bill inside wheels could not be read" in sm120(*audit).out
     sm120("evidence", "new-key", "builder")
     assert sm120(*audit, "--attest").error == "UnknownImage"
     bill.write_text('{"bomFormat": "CycloneDX", "specVersion": "1.0"}')
