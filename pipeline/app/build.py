@@ -26,7 +26,7 @@ from pipeline.core import log
 from pipeline.core.errors import NotReproducible, OfflineMiss, StoreDamaged, UnknownImage
 from pipeline.images.assemble.golden import read_golden
 from pipeline.images.assemble.image import Built, assemble_images
-from pipeline.images.assemble.plan import ImagePlan, TreePlan, Work, work_for
+from pipeline.images.assemble.plan import ImagePlan, TreePlan, WarmPlan, Work, work_for
 from pipeline.images.fetch.base_settings import BaseSettings
 from pipeline.images.source.compiled import require_decided
 from pipeline.images.source.toolchain import why_not_here
@@ -86,6 +86,7 @@ class BuildPlan:
     taken: list[tuple[TreePlan, OfferedLayer]]  # from a registry
     not_here: list[str]  # why this machine cannot compile some of them
     store: Store
+    warm: list[WarmPlan]  # kernels that are compiled on this machine, too
 
     @property
     def taken_bytes(self) -> int:
@@ -117,11 +118,11 @@ def build_images(
 
     with store.in_use():
         compile_missing(checkout, store, plans, fetcher, offered)
-        if any(each.warm for plan in plans for each in plan.chain()):
+        if cold := missing_warm(store, plans):
             from pipeline.app.gate import make_gate_context
-            from pipeline.app.warm import warm_missing  # slow, and most images have none
+            from pipeline.app.warm import make_warm  # slow, and most images have none
 
-            warm_missing(make_gate_context(workspace, request.mirrors, request.offline), plans)
+            make_warm(make_gate_context(workspace, request.mirrors, request.offline), cold)
         # objects that others chose must not become a golden digest
         for tree in [t for plan in plans for t in plan.all_trees()] if request.accept else ():
             require_decided(store, read_golden(checkout.golden_path), tree)
@@ -152,14 +153,15 @@ def _plans(
     ready: list[ImagePlan] = []
     for plan in plans:
         missing = [x for x in missing_trees(store, [plan]) if x.key not in offered]
-        if not missing:
+        cold = missing_warm(store, [plan])
+        if not missing and not cold:
             ready.append(plan)
             continue
         name, minutes = plan.spec.name, sum(tree.build.cpu_minutes for tree in missing)
-        log.say(
-            f"{name} for {plan.platform} is left out: it is compiled first, {minutes} CPU-minutes."
-            f" `sm120 build {name}` does it."
-        )
+        what = f"it is compiled first, {minutes} CPU-minutes"
+        if not missing:
+            what = "its kernels are compiled first, for minutes"
+        log.say(f"{name} for {plan.platform} is left out: {what}. `sm120 build {name}` does it.")
     return ready, offered
 
 
@@ -183,6 +185,12 @@ def _judge(
             if on_judged:
                 on_judged(staged)
     return stages
+
+
+def missing_warm(store: Store, plans: list[ImagePlan]) -> list[WarmPlan]:
+    """The warm layers that images need and the store lacks, each once."""
+    warm = {p.warm.key: p.warm for plan in plans for p in plan.chain() if p.warm}
+    return [plan for key, plan in warm.items() if store.layer(key) is None]
 
 
 def plan_build(workspace: Workspace, request: BuildRequest) -> BuildPlan:
@@ -216,7 +224,8 @@ def _build_plan(
     work = replace(work, fetch=(*work.fetch, *missing_archives(store, trees)))
     taken = [(tree, offered[tree.key]) for tree in missing if tree.key in offered]
     reasons = {tree.title: why for tree in trees if (why := why_not_here(tree))}
-    return BuildPlan(plans, work, trees, taken, [*reasons.values()], store)
+    warm = missing_warm(store, plans)
+    return BuildPlan(plans, work, trees, taken, [*reasons.values()], store, warm)
 
 
 def rebuild_image(
@@ -268,13 +277,13 @@ def build_again(
     fetcher = make_fetcher(empty, (*mirrors, *near), offline, bases or BaseSettings())
     try:
         compile_missing(checkout, empty, [plan], lambda: fetcher)
-        if any(each.warm for each in plan.chain()):
+        if cold := missing_warm(empty, [plan]):
             from pipeline.app.gate import make_gate_context
-            from pipeline.app.warm import warm_missing
+            from pipeline.app.warm import make_warm
 
             context = make_gate_context(workspace, mirrors, offline)
             context = replace(context, store=empty, make_fetcher=lambda: fetcher)
-            warm_missing(context, [plan])
+            make_warm(context, cold)
         return assemble_images(checkout, empty, [plan], lambda: fetcher, judge=False)[0]
     except OfflineMiss as error:
         # the store lacks it after another run, too: a rebuild keeps no inputs

@@ -18,7 +18,7 @@ from pipeline.core.errors import SpecInvalid, StepFailed, UnknownImage
 from pipeline.core.files import os_errors_explained, write_bytes
 from pipeline.core.model import Frozen
 from pipeline.images.assemble.golden import read_golden
-from pipeline.images.assemble.plan import ImagePlan, WarmPlan
+from pipeline.images.assemble.plan import WarmPlan
 from pipeline.images.gate.smem.cases import read_gates
 from pipeline.images.gate.smem.engine import GateContext
 from pipeline.images.gate.smem.image_gate import open_gate
@@ -71,23 +71,21 @@ class LibraryNeeds(Frozen):
     reason: str = ""
 
 
-def warm_missing(context: GateContext, plans: Sequence[ImagePlan]) -> list[WarmPlan]:
-    """Makes the warm layers that images need and the store lacks; all of them, made or not."""
-    warm = {p.warm.key: p.warm for plan in plans for p in plan.chain() if p.warm}
+def make_warm(context: GateContext, plans: Sequence[WarmPlan]) -> None:
+    """Makes warm layers, and says what changed where an image had another one before."""
     golden = read_golden(context.checkout.golden_path).images
-    for plan in warm.values():
-        if context.store.layer(plan.key):
-            continue
+    for plan in plans:
         known = golden.get(f"{plan.image}.{plan.base.architecture}")
         before = known.inputs.get("warm") if known else None
-        moved = [k for k, v in plan.inputs.items() if isinstance(before, dict) and before[k] != v]
+        old = before if isinstance(before, dict) else plan.inputs
+        moved = [name for name, value in plan.inputs.items() if old.get(name) != value]
         if moved:
             log.say(f"{plan.title}: stale, as {', '.join(moved)} changed; compiled again")
         with context.store.locked(f"warm-{plan.key.removeprefix('sha256:')}"):
+            # another process may have made it meanwhile
             if not context.store.layer(plan.key):
                 _, files, _ = compile_entries(context, plan, ())
                 write_warm(context.store, plan, files)
-    return list(warm.values())
 
 
 def compile_entries(

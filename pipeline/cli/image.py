@@ -73,6 +73,7 @@ def _show_plan(plan: BuildPlan, as_json: bool) -> None:
                     {"tree": tree.title, "cpu_minutes": tree.build.cpu_minutes}
                     for tree in plan.compiled
                 ],
+                "warm": [each.title for each in plan.warm],
                 "take": [
                     {
                         "tree": tree.title,
@@ -94,6 +95,7 @@ def _show_plan(plan: BuildPlan, as_json: bool) -> None:
     ]
     for tree in plan.compiled:
         rows.append([tree.title, "-", f"to compile, {tree.build.cpu_minutes} CPU-minutes"])
+    rows += [[each.title, "-", f"to compile for {each.card}"] for each in plan.warm]
     for base in work.bases:
         rows.append([str(base), log.size(sum(b.size_bytes for b in base.blobs)), "to fetch"])
     for tree, layer in taken:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.app import warm
+from pipeline.app.build import BuildRequest, missing_warm, plan_build, plan_images
+from pipeline.app.gate import make_gate_context
 from pipeline.app.warm import WarmRequest, report_warm, warm_image
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.store.store import open_store
 from pipeline.core.errors import SpecInvalid, UnknownImage
 from pipeline.images.assemble.plan import WarmPlan, plan_image
+from pipeline.images.gate.smem.engine import GateContext
 from pipeline.images.warm.layer import (
     INDEX,
     IndexedEntry,
@@ -98,3 +104,57 @@ def test_every_pattern_of_a_shipped_warm_image_fits_a_case(workspace: Workspace)
         cases = [case.name for case in read_gates(checkout, spec.base).cases()]
         patterns = {pattern for each in spec.warm.recipes.values() for pattern in each}
         assert [p for p in patterns if not any(fnmatchcase(case, p) for case in cases)] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"reader": "sha256:0"}, "stale, as reader changed; compiled again"),
+        ({"cases": (), "arch": "sm_90"}, "stale, as card, cases changed; compiled again"),
+        ({}, ""),
+    ],
+)
+def test_a_stale_layer_is_made_again_and_what_changed_is_said(
+    change: dict[str, Any],
+    said: str,
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    made: list[WarmPlan] = []
+
+    def compile_entries(context: Any, plan: WarmPlan, patterns: Any) -> Any:
+        made.append(plan)
+        return None, {INDEX: b"{}"}, 0.0
+
+    monkeypatch.setattr(warm, "compile_entries", compile_entries)
+    context, plan = make_gate_context(workspace), replace(plan_here(workspace), **change)
+    assert missing_warm_of(context, plan)
+    warm.make_warm(context, [plan])
+    error = capfd.readouterr().err
+    assert said in error
+    assert ("stale" in error) == bool(said)
+    assert context.store.layer(plan.key)
+    # once: what the store has is not compiled again
+    warm.make_warm(context, [plan])
+    assert made == [plan]
+
+
+def missing_warm_of(context: GateContext, plan: WarmPlan) -> bool:
+    image = plan_image(context.checkout, plan.image, "linux/amd64")
+    return missing_warm(context.store, [replace(image, warm=plan)]) == [plan]
+
+
+def test_a_plan_names_what_would_be_compiled(workspace: Workspace) -> None:
+    planned = plan_images(workspace, ("sglang-k2-warm",))
+    assert [each.title for each in planned.warm] == ["sglang-k2-warm warm kernels"]
+    assert plan_images(workspace, ("sglang-k2",)).warm == []
+
+
+def test_a_cold_image_that_nobody_named_is_left_out(
+    workspace: Workspace, capfd: pytest.CaptureFixture[str]
+) -> None:
+    planned = plan_build(workspace, BuildRequest())
+    assert "sglang-k2-warm" not in [plan.spec.name for plan in planned.plans]
+    assert "sglang-k2" in [plan.spec.name for plan in planned.plans]
+    assert "its kernels are compiled first, for minutes" in capfd.readouterr().err
