@@ -37,6 +37,7 @@ echo '{"node": "here"}'
 trap "" TERM
 while :; do sleep 1; done
 """
+BUILT = ("images", "oci", "layers", "contents", "plans")  # what the store has of built images
 STORES = ("sm120", "serial", "chunked", "killed", "hung")
 PYTHON = f"PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={ROOT} {sys.executable} -m pipeline"
 
@@ -115,6 +116,8 @@ def with_tool(settings: dict[str, Any]) -> dict[str, Any]:
     # one with torch has gigabytes
     environments = STORE / "gate" / "environments"
     binds += [f"{environments}:/srv/{name}/gate/environments:ro" for name in STORES]
+    # folders of a store must not be links
+    binds += [f"{STORE / name}:/srv/rebuilt/{name}:ro" for name in BUILT if (STORE / name).is_dir()]
     return {**settings, "binds": [*binds, f"{STORE}:/srv/store:ro"]}
 
 

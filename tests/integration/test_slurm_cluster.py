@@ -104,10 +104,9 @@ def test_nodes_build_an_image_again_with_equal_bytes_and_are_not_asked_twice(
     run_forked(*collect, "--output", str(tmp_path / "mirror")).check_returncode()
     for node in cluster.site.fleet.nodes:
         node.put(tmp_path / "mirror", "/srv/mirror")
-    # the first build, read-only; nodes have none
+    # it has the first build, read-only; the node's own store has none
     cluster.head.shell(
-        "mkdir -p /srv/rebuilt && cp /srv/store/store.json /srv/rebuilt && cd /srv/store &&"
-        " for name in images oci layers contents plans; do ln -s $PWD/$name /srv/rebuilt; done;"
+        "cp /srv/store/store.json /srv/rebuilt &&"
         f" chown {USER}: /srv/rebuilt /srv/rebuilt/store.json"
     )
     node_command = "/usr/bin/env SM120_MIRRORS=/srv/mirror /usr/local/bin/sm120-node"
