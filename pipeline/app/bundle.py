@@ -602,6 +602,12 @@ def unbundle(
             if done.returncode:
                 reason = proc.last_line(done.stderr.decode(errors="replace"))
                 raise StoreUnwritable(f"{place / _CHECKOUT}: {reason}")
+            # a power cut must not leave a checkout of empty files, which the next run would believe
+            with os_errors_explained(half):
+                for entry in files_below(half):
+                    if entry.is_file(follow_symlinks=False):
+                        with Path(entry.path).open("rb") as unpacked:
+                            os.fsync(unpacked.fileno())
             half.rename(place / "checkout")
     names = _keep(workspace, folder)
     signers = {key.name for opened in judged.believed for key in opened.keys}

@@ -273,6 +273,9 @@ def judged(attempt: Attempt, ended: Ended, expected: Expected) -> Verdict:
 
     def heal() -> None:
         world.calm()
+        if attempt.spoilt and not stage.heal:
+            # it is brought again from where it came
+            attempt.unspoil()
         if attempt.spoilt:
             for words in stage.heal:
                 models = str(world.place / "models")

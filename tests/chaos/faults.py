@@ -44,6 +44,7 @@ class Attempt:
     moment: str = ""
     has_struck: bool = True
     spoilt: set[str] = field(default_factory=set)
+    unspoil: Callable[[], None] = lambda: None
 
     def start(self, before: Sequence[str] = (), **env: str) -> Process:
         words = self.stage.command(self.world)
@@ -186,6 +187,7 @@ def rot(attempt: Attempt) -> Ended:
     flip(path, at)
     name = str(path.relative_to(place))
     attempt.spoilt.add(name)
+    attempt.unspoil = lambda: flip(path, at)
     attempt.moment = f"byte {at} of {name}"
     return attempt.start().wait()
 

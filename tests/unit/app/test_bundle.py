@@ -126,6 +126,23 @@ def test_a_bundle_lists_every_file_with_its_size_hash_and_purpose(usb: Path) -> 
     assert manifest.platform == "linux/amd64"
 
 
+def test_an_unpacked_checkout_is_on_the_disk_before_it_has_its_name(
+    site: Path, usb: Path, open_it: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[int] = set()
+    real = os.fsync
+
+    def note(handle: int) -> None:
+        synced.add(os.fstat(handle).st_ino)
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    assert open_it("--output", site / "place").code == 0
+    unpacked = [p for p in (site / "place" / "checkout").rglob("*") if p.is_file()]
+    assert len(unpacked) > 1
+    assert {path.stat().st_ino for path in unpacked} <= synced
+
+
 def test_what_was_built_is_carried_and_behind_the_wall_it_is_in_the_store(
     site: Path, make: Callable[..., Ended], open_it: Callable[..., Ended], sm120: Command
 ) -> None:
