@@ -68,8 +68,8 @@ def _package(component: dict[str, Any], via: str, ref: str) -> Iterator[BilledPa
     if url is None or not isinstance(purl, str):
         # a library inside a wheel that has a name alone: nobody can compare it, and it is counted
         if via and component.get("type") == "library":
-            told = [str(component.get(x) or "") for x in ("name", "version")]
-            yield BilledPackage("", "", *told, via=via, ref=ref)
+            name, version = (str(component.get(x) or "") for x in ("name", "version"))
+            yield BilledPackage("", "", name, version, via=via, ref=ref)
         return
     kind = url.kind if url.kind != "deb" else f"deb/{url.namespace}"
     ecosystem, name, version = _ECOSYSTEMS.get(kind, ""), url.name, url.version
