@@ -180,6 +180,9 @@ def report_warm(workspace: Workspace, request: WarmRequest) -> list[LibraryNeeds
         }
         reasons = {(lack.case, lack.kernel): lack.reason for lack in index.missing} if index else {}
         lacking = sorted(needed - held)
+        # a case is a call that somebody described, not one that was seen
+        counted = f"of the {log.count(len(chosen), 'case')} named for it; others are not known"
+        cold = f"there is no layer yet: `sm120 image warm {plan.image}`"
         triton = LibraryNeeds(
             recipe=name,
             library="Triton",
@@ -187,7 +190,7 @@ def report_warm(workspace: Workspace, request: WarmRequest) -> list[LibraryNeeds
             needed=len(needed),
             present=len(needed & held),
             missing=[f"{c}: {k}: {reasons.get((c, k), 'not compiled')}" for c, k in lacking],
-            reason="" if index else f"there is no layer yet: `sm120 image warm {plan.image}`",
+            reason=counted if index else cold,
         )
         if not patterns:
             why = "no case is named for it under `warm: recipes:`"
