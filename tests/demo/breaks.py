@@ -64,18 +64,12 @@ def weight_byte(world: World, look_in: Sequence[str]) -> Ended:
 @contextmanager
 def flipped_byte(path: Path, at: int = 500_000) -> Iterator[None]:
     """One bit of one byte, and back."""
-    flip_byte(path, at)
+    kept = path.read_bytes()
+    path.write_bytes(kept[:at] + bytes([kept[at] ^ 1]) + kept[at + 1 :])
     try:
         yield
     finally:
-        flip_byte(path, at)
-
-
-def flip_byte(path: Path, at: int) -> None:
-    """One bit of one byte."""
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
+        path.write_bytes(kept)
 
 
 def moved_tag(world: World, look_in: Sequence[str]) -> Ended:

@@ -38,7 +38,6 @@ from tests.testbed.registry import oci_registry
 
 NODES = ("n1", "n2")
 PARTS = ["nccl", "host_tuning"]
-TAG = "v1"
 LOOK_IN = f"--look-in models/{WEIGHTS} --look-in records --look-in bench"
 
 
@@ -134,14 +133,13 @@ def stages(world: World) -> dict[str, Stage]:
         return f"{world.report}: one file that needs no network"
 
     plan["lock"] = Stage(f"weights lock {WEIGHTS}", lambda _: "as the Hub has it")
-    fetch = f"weights fetch {WEIGHTS} --output models/{WEIGHTS}"
-    plan[WEIGHTS_STAGE] = Stage(fetch, lambda _: str(models), ("lock",))
-    verify = f"weights verify models/{WEIGHTS} --full --json"
-    plan["proof"] = Stage(verify, proved, (WEIGHTS_STAGE,))
+    fetch, verify = f"weights fetch {WEIGHTS} --output ", f"weights verify models/{WEIGHTS} --full"
+    plan[WEIGHTS_STAGE] = Stage(f"{fetch}models/{WEIGHTS}", lambda _: str(models), ("lock",))
+    plan["proof"] = Stage(f"{verify} --json", proved, (WEIGHTS_STAGE,))
     # assembled from locked wheels and packages with our patch, judged, stated and signed
     plan[BUILD] = Stage(f"build {IMAGE} --platform host --accept --gate --json", built)
     if world.registry:
-        place, ca = f"{world.place_of(IMAGE)}:{TAG}", f"--ca {world.registry.ca_file}"
+        place, ca = f"{world.place_of(IMAGE)}:v1", f"--ca {world.registry.ca_file}"
         push = f"publish {IMAGE} {place} --platform host {ca}"
         plan[PUBLISH] = Stage(push, lambda _: place, (BUILD,))
         # from there, down to each byte
