@@ -187,5 +187,5 @@ def unbundle_command(
                 if name.startswith("hosts/"):
                     click.echo(f"nvidia_repository_url: {hub.endpoint}/{name}")
                 elif name.startswith("system/"):
-                    click.echo(f"nvidia_repository_system_url: {hub.endpoint}/{name}")
+                    click.echo(f"nvidia_repository_system_address: {hub.endpoint}/{name}")
         hub.run()

@@ -220,7 +220,7 @@ def write_hosts(side: ClosedSide, nodes: Fleet, endpoint: str) -> None:
         "nccl_profile": "latency",
         "nvidia_repository_url": f"{endpoint}/hosts/{SYSTEM}",
         "nvidia_repository_key": str(held / "hosts" / SYSTEM / "keyring"),
-        "nvidia_repository_system_url": f"{endpoint}/system/{SYSTEM}",
+        "nvidia_repository_system_address": f"{endpoint}/system/{SYSTEM}",
         "container_runtime_registry": f"{REGISTRY}:5000",
         "container_runtime_registry_ca": str(ca),
         "container_runtime_registry_login": f"{USER}:{PASSWORD}",
