@@ -66,8 +66,7 @@ _for = click.option(
     "--role",
     "roles",
     multiple=True,
-    help="Role of hosts whose packages are brought from the system's own archive. Repeatable."
-    " [default: every role]",
+    help="Role of hosts whose packages the system's own archive has [default: all]. Repeatable.",
 )
 @click.option(
     "--package",

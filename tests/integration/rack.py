@@ -72,7 +72,7 @@ class Rack:
         return self.folder / "inventory.json"
 
     def add(self, name: str = RECIPE, **changes: Any) -> None:
-        body = tiny_recipe(name, PORT, **changes)
+        body = tiny_recipe(name, **{"port": PORT, **changes})
         (self.folder / "recipes" / f"{name}.yaml").write_text(yaml.safe_dump(body))
 
     def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -79,7 +79,7 @@ def kernel_says(node: Node, name: str, *texts: str) -> None:
     )
 
 
-def until(node: Node, command: str, wanted: str, limit_s: float = 60) -> str:
+def until(node: Node, command: str, wanted: str, limit_s: float = 180) -> str:
     end = time.monotonic() + limit_s
     while wanted not in (found := node.shell(command, check=False)):
         assert time.monotonic() < end, f"{command}: {found}"

@@ -125,6 +125,9 @@ class Quantiles(Frozen):
     most: float
 
 
+OfALog = Annotated[float | None, Field(exclude_if=lambda seconds: seconds is None)]
+
+
 class Metrics(Frozen):
     """What follows from the requests of one trial; each is defined in metrics.DEFINITIONS."""
 
@@ -159,11 +162,11 @@ class Metrics(Frozen):
     # of a start
     ready_s: float | None = None
     start_to_first_token_s: float | None = None
-    # parts of it, as the engine's log has them
-    load_s: float | None = None
-    compile_s: float | None = None
-    tune_s: float | None = None
-    capture_s: float | None = None
+    # parts of it, as the engine's log has them; left out elsewhere, as earlier runs have it
+    load_s: OfALog = None
+    compile_s: OfALog = None
+    tune_s: OfALog = None
+    capture_s: OfALog = None
 
 
 # Of an engine's start, so that no request tells them.
