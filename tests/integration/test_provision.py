@@ -494,7 +494,11 @@ def test_the_private_registry_asks_for_a_password_over_tls_and_goes_away_again(
     # of itself: that the other one is asked is shown where two registries run
     values["registry_mirror_of"] = f"https://{address}:5000"
     values["registry_mirror_ca"] = str(ca_file)
-    site.run(*only, **values).require_good()
+    run = site.run(*only, **values)
+    log = site.first.shell(
+        "journalctl --unit sm120-registry-mirror | grep -B1 -A3 panic | tail -20", check=False
+    )
+    assert run.code == 0, log + run.text[-2000:]
     assert site.run(*only, **values).require_good().count("changed") == 0
     url = f"https://{address}:5000/v2/"
     session = requests.Session()
