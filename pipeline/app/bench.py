@@ -113,14 +113,12 @@ def measure_server(
                     # the serve that started it: what it rests on, by digest
                     attempts = attempts_of(workspace.store_to_read()).read().attempts
                     attempt = next((a for a in attempts if a.begun.id == served.attempt), None)
-                serve = attempt.begun if attempt else None
-                inputs = _inputs(workload, recipe, serve, request, site, signing)
+                serve, known = attempt.begun if attempt else None, dict[str, Any]()
                 if served and not attempt and served.built == "same":
                     # a unit that was deployed: its image was compared with the store's just now
-                    inputs = inputs.model_copy(update={"image": served.digest})
+                    known["image"] = served.digest
                 if attempt and attempt.ends:
-                    kernels = {"kernels": attempt.ends[0].kernels}
-                    inputs = inputs.model_copy(update=kernels)
+                    known["kernels"] = attempt.ends[0].kernels
                 speculates = None
                 if request.no_speculation:
                     speculates = False
@@ -130,7 +128,7 @@ def measure_server(
                     server=server,
                     workload=workload,
                     folder=folder,
-                    inputs=inputs,
+                    inputs=_inputs(workload, recipe, serve, request, site, signing, known),
                     workers=request.workers,
                     self_test=not request.no_self_test,
                     prompt_file=prompt_file(name, workload),
@@ -215,9 +213,10 @@ def _inputs(
     request: BenchRequest,
     site: Site,
     signing: Signing,
+    known: dict[str, Any] | None = None,  # what is known besides, by the names of inputs
 ) -> Inputs:
     """What the numbers rest on; another host is asked for its own facts, which are kept."""
-    digests: dict[str, Any] = {"host": None}
+    digests: dict[str, Any] = {"host": None, **(known or {})}
     path = request.host_facts
     # any other file's digest would say nothing of a host
     given = read_recorded_facts(path) if path else None

@@ -28,7 +28,12 @@ from pipeline.app.statements import state_benchmark
 from pipeline.app.workspace import Workspace
 from pipeline.core import log
 from pipeline.core.errors import PipelineError, RunInvalid, SlurmUnavailable, WorkloadInvalid
-from pipeline.core.files import os_errors_explained, sha256_of_file, write_bytes
+from pipeline.core.files import (
+    os_errors_explained,
+    sha256_of_file,
+    unpacked_whole,
+    write_bytes,
+)
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.images.gate.smem.results import CaseReply
 from pipeline.images.gate.smem.run import AnswerTarget
@@ -97,13 +102,11 @@ class BenchTarget(AnswerTarget[BenchCase, MeasuredRun]):
         if {*answer.files} != {RUN_FILE, REQUESTS_FILE, facts}:
             raise RunInvalid(f"{answer.node} sent other files than those of a run")
         for name, text in answer.files.items():
-            unpacking = zlib.decompressobj()
             try:
-                data = unpacking.decompress(base64.b64decode(text, validate=True), _MOST_BYTES)
-            except (ValueError, zlib.error) as error:
-                raise RunInvalid(f"{name} of {answer.node}: cannot be unpacked") from error
-            if not unpacking.eof:
-                raise RunInvalid(f"{name} of {answer.node}: is too large, or cut off")
+                data = unpacked_whole(base64.b64decode(text, validate=True), _MOST_BYTES)
+            except ValueError as error:
+                message = f"{name} of {answer.node}: cannot be unpacked: {error}"
+                raise RunInvalid(message) from error
             write_bytes(folder / name, data)
         return folder / facts
 

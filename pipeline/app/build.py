@@ -118,11 +118,7 @@ def build_images(
 
     with store.in_use():
         compile_missing(checkout, store, plans, fetcher, offered)
-        if cold := missing_warm(store, plans):
-            from pipeline.app.gate import make_gate_context
-            from pipeline.app.warm import make_warm  # slow, and most images have none
-
-            make_warm(make_gate_context(workspace, request.mirrors, request.offline), cold)
+        _make_missing_warm(workspace, store, plans, fetcher, request.mirrors, request.offline)
         # objects that others chose must not become a golden digest
         for tree in [t for plan in plans for t in plan.all_trees()] if request.accept else ():
             require_decided(store, read_golden(checkout.golden_path), tree)
@@ -191,6 +187,23 @@ def missing_warm(store: Store, plans: list[ImagePlan]) -> list[WarmPlan]:
     """The warm layers that images need and the store lacks, each once."""
     warm = {p.warm.key: p.warm for plan in plans for p in plan.chain() if p.warm}
     return [plan for key, plan in warm.items() if store.layer(key) is None]
+
+
+def _make_missing_warm(
+    workspace: Workspace,
+    store: Store,
+    plans: list[ImagePlan],
+    fetcher: Callable[[], Fetcher],
+    mirrors: tuple[str, ...],
+    offline: bool,
+) -> None:
+    """Compile the kernels of images whose warm layers the store lacks."""
+    if cold := missing_warm(store, plans):
+        from pipeline.app.gate import make_gate_context
+        from pipeline.app.warm import make_warm  # slow, and most images have none
+
+        context = make_gate_context(workspace, mirrors, offline)
+        make_warm(replace(context, store=store, make_fetcher=fetcher), cold)
 
 
 def plan_build(workspace: Workspace, request: BuildRequest) -> BuildPlan:
@@ -277,13 +290,7 @@ def build_again(
     fetcher = make_fetcher(empty, (*mirrors, *near), offline, bases or BaseSettings())
     try:
         compile_missing(checkout, empty, [plan], lambda: fetcher)
-        if cold := missing_warm(empty, [plan]):
-            from pipeline.app.gate import make_gate_context
-            from pipeline.app.warm import make_warm
-
-            context = make_gate_context(workspace, mirrors, offline)
-            context = replace(context, store=empty, make_fetcher=lambda: fetcher)
-            make_warm(context, cold)
+        _make_missing_warm(workspace, empty, [plan], lambda: fetcher, mirrors, offline)
         return assemble_images(checkout, empty, [plan], lambda: fetcher, judge=False)[0]
     except OfflineMiss as error:
         # the store lacks it after another run, too: a rebuild keeps no inputs

@@ -65,6 +65,7 @@ from pipeline.core.files import (
     read_limited,
     remove_tree,
     sha256_of_file,
+    sync,
     write_bytes,
 )
 from pipeline.core.model import (
@@ -606,8 +607,7 @@ def unbundle(
             with os_errors_explained(half):
                 for entry in files_below(half):
                     if entry.is_file(follow_symlinks=False):
-                        with Path(entry.path).open("rb") as unpacked:
-                            os.fsync(unpacked.fileno())
+                        sync(Path(entry.path))
             half.rename(place / "checkout")
     names = _keep(workspace, folder)
     signers = {key.name for opened in judged.believed for key in opened.keys}

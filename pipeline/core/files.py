@@ -83,11 +83,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
             # and the name: a lock that was written must be there after the next boot
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync(path.parent)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
@@ -336,6 +332,27 @@ def hash_so_far(partial: Path, advance: Callable[[int], None]) -> hashlib._Hash:
     return sha
 
 
+def sync(path: Path) -> None:
+    """Waits until a file's bytes, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def unpacked_whole(data: bytes, most_bytes: int) -> bytes:
+    """Unpacks what zlib packed; ValueError where it is damaged, cut off or too large."""
+    engine = zlib.decompressobj()
+    try:
+        unpacked = engine.decompress(data, most_bytes)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not engine.eof:
+        raise ValueError("it is too large, or cut off")
+    return unpacked
+
+
 def link_or_copy(source: Path, target: Path) -> None:
     """The same bytes under another name: a hard link where the disk allows it, else a copy."""
     try:
@@ -345,8 +362,7 @@ def link_or_copy(source: Path, target: Path) -> None:
     except OSError:
         shutil.copyfile(source, target)
         # a stick that is pulled out, or a power cut, must not leave a name without its bytes
-        with target.open("rb") as copy:
-            os.fsync(copy.fileno())
+        sync(target)
 
 
 def free_bytes(folder: Path) -> int:

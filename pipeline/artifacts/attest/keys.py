@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pipeline.artifacts.attest.keyring import own_key
 from pipeline.core import proc
 from pipeline.core.errors import KeyExists, KeyInvalid, SigningFailed, StoreUnwritable
-from pipeline.core.files import os_errors_explained, read_limited
+from pipeline.core.files import os_errors_explained, read_limited, sync
 from pipeline.core.model import sha256_of
 
 PrivateKey = ec.EllipticCurvePrivateKey
@@ -110,9 +110,7 @@ def write_key(
                     except FileExistsError as error:
                         raise KeyExists(f"{file}: already exists") from error
             # a key that signed something must survive a power cut, with its name
-            handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            os.fsync(handle)
-            os.close(handle)
+            sync(path.parent)
     except FileNotFoundError as error:  # how /proc refuses a new folder
         raise StoreUnwritable(f"{path.parent}: cannot be made") from error
     return public

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 
 from pipeline.core.files import bounded_lines
@@ -46,9 +47,7 @@ def start_phases(log: Path) -> dict[str, float]:
     spent: dict[tuple[str, str], float] = defaultdict(float)
     tuning: dict[str, datetime] = {}
     with log.open("rb") as file:
-        for number, line in enumerate(bounded_lines(file)):
-            if number == _MOST_LINES:
-                break
+        for line in islice(bounded_lines(file), _MOST_LINES):
             found = _RANK.search(line)
             rank = (found[1] or found[2]) if found else ""
             for name, pattern in _PATTERNS:
@@ -71,8 +70,8 @@ def kernel_choices(log: Path) -> list[str]:
     """Which backends and kernels the engine says it uses, each once, in its own words, sorted."""
     chosen: set[str] = set()
     with log.open("rb") as file:
-        for number, line in enumerate(bounded_lines(file)):
-            if number == _MOST_LINES or len(chosen) == MOST_CHOICES:
+        for line in islice(bounded_lines(file), _MOST_LINES):
+            if len(chosen) == MOST_CHOICES:
                 break
             if found := _CHOICE.search(line):
                 # the engine chose the text: no control characters on a terminal
