@@ -6,6 +6,7 @@ import gc
 import json
 import signal
 import subprocess
+import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -42,9 +43,11 @@ IN_TURN = [
 
 
 def pytest_configure() -> None:
-    """Children can be stopped by Ctrl-C, also where the run itself was started to ignore it."""
+    """Let Ctrl-C stop children, also in the background, and let tests ask servers directly."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # urlopen keeps the proxy of its first call: a unit test's closed door would stay shut for all
+    urllib.request.install_opener(urllib.request.build_opener(urllib.request.ProxyHandler({})))
 
 
 @pytest.hookimpl(wrapper=True)
