@@ -22,20 +22,19 @@ from tests.testbed.packages import CannotHave
 Thing = TypeVar("Thing")
 # Seconds of the parts of a run that take longest, on two busy cores; they only set the order.
 DURATIONS = Path(__file__).with_name("durations.json")
-# Files with real parts that take about as long: a run takes one of each pair, by the commit.
+# Files with real parts that take about as long: a run takes one of each row, by the commit.
 IN_TURN = [
-    tuple(f"tests/integration/{name}.py" for name in pair.split())
-    for pair in (
-        "test_serve_on_host test_image_starts",
-        "test_publish test_serve_recipe",
-        "test_publish_stopped test_foreign_base",
-        "test_compiled_image test_interruptions",
-        "test_agent_clients test_obstacles",
-        "test_weights_serve test_weights_fetch",
+    tuple(f"tests/integration/{name}.py" for name in row.split())
+    for row in (
+        "test_serve_on_host test_image_starts test_publish",
+        "test_evidence_chain test_compiled_image test_interruptions",
+        "test_foreign_base test_publish_stopped test_serve_recipe",
+        "test_provision_driver roles/test_registry_role roles/test_engine_role",
+        "test_gate_small roles/test_fleet_order processes/test_source_bad",
+        "test_agent_clients test_obstacles test_reproducible",
+        "test_weights_serve test_weights_fetch test_air_gap test_bench_client",
+        "test_shared_objects test_offline_bootstrap test_report_browser",
         "test_weights_verify test_weights_signing",
-        "test_bench_client test_air_gap",
-        "processes/test_source_bad roles/test_fleet_order",
-        "test_offline_bootstrap test_report_browser",
         "processes/test_limits processes/test_source_ways",
         "test_tree_equals_pip test_render_tools",
     )
@@ -113,7 +112,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             shared[group[0] if group else name, most].append(item)
     if any(word.partition("::")[0].endswith(".py") for word in config.args):
         return  # who names a file wants it
-    later = {part for pair in IN_TURN for part in a_share(pair, len(pair), str)[1:]}
+    later = {part for row in IN_TURN for part in a_share(row, len(row), str)[1:]}
     others = [item for item in items if item.nodeid.partition("::")[0] in later]
     for (_, most), alike in shared.items():
         others += a_share(alike, len(alike), lambda i: i.nodeid)[most:]

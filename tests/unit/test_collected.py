@@ -28,9 +28,10 @@ def test_every_part_with_a_duration_is_there() -> None:
     assert set(json.loads(DURATIONS.read_text(encoding="utf-8"))) <= parts
 
 
-def test_every_file_that_takes_turns_is_there_and_has_one_partner() -> None:
-    named = [name for pair in IN_TURN for name in pair]
-    assert {len(pair) for pair in IN_TURN} == {2}
+def test_every_file_that_takes_turns_is_there_and_has_few_partners() -> None:
+    named = [name for row in IN_TURN for name in row]
+    # with more, a fault would wait for its turn too long
+    assert {len(row) for row in IN_TURN} <= {2, 3, 4}
     assert [name for name, n in Counter(named).items() if n > 1] == []
     assert [name for name in named if not (TESTS.parent / name).is_file()] == []
 
