@@ -83,7 +83,13 @@ def entry_points(role: Path) -> dict[str, Any]:
 def example(role: Path) -> str:
     """A play that runs the role; values of the lock come by the variables of the playbook."""
     (play,) = yaml.safe_load((ROLES.parent / "site.yml").read_text(encoding="utf-8"))
-    given = next((r.get("vars", {}) for r in play["roles"] if r["role"] == role.name), {})
+    whole = [
+        t
+        for t in play["tasks"]
+        if t.get("ansible.builtin.include_role", {}).keys() == {"name", "apply"}
+        and t["ansible.builtin.include_role"]["name"] == role.name
+    ]
+    given = whole[0].get("vars", {}) if whole else {}
     needed = [n for n, o in read_specs(role)["options"].items() if o.get("required")]
     values = {name: given.get(name, _EXAMPLES.get(name)) for name in needed}
     entry = {"role": role.name, **({"vars": values} if values else {})}
