@@ -23,6 +23,7 @@ from pipeline.images.gate.smem.cases import read_gates
 from pipeline.images.gate.smem.engine import GateContext
 from pipeline.images.gate.smem.image_gate import open_gate
 from pipeline.images.gate.smem.run import kept_or_asked
+from pipeline.images.warm.bytecode import compile_python
 from pipeline.images.warm.layer import WarmIndex, pack_entries, read_warm, write_warm
 from pipeline.images.warm.target import WarmAnswer, open_warm
 from pipeline.serving.recipe.find import Recipes
@@ -112,8 +113,11 @@ def compile_entries(
                 f"{plan.title}: {log.count(len(lost), 'case')} without an answer; {first}",
                 "Run it again: the other cases are kept, and only these are asked.",
             )
+        # a part of the layer, or one for another card, is for looking at kernels
+        is_whole = not patterns and not plan.arch
+        python = compile_python(context, plan, target) if is_whole else {}
         index, files = pack_entries(
-            target, [(c, a) for c, a, _ in answers if isinstance(a, WarmAnswer)]
+            target, [(c, a) for c, a, _ in answers if isinstance(a, WarmAnswer)], python
         )
     return index, files, sum(answer.seconds for _, answer, kept in answers if not kept)
 

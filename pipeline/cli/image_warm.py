@@ -46,7 +46,7 @@ def image_warm_command(
     slurm: SlurmOrder | None,
     **options: Any,
 ) -> None:
-    """Compile the Triton kernels of an image for its card, and pack them as its warm layer.
+    """Compile the Triton kernels and Python files of an image, and pack them as its warm layer.
 
     No GPU is needed: the cases of the shared-memory gate are called with the image's own Python,
     Triton and engine, at the image's paths, and what Triton's cache then holds is kept. Each entry
@@ -85,6 +85,7 @@ def image_warm_command(
     rows_shown = [
         ["kernels", f"{len(kernels)} of {len({(e.module, e.kernel) for e in kernels})} functions"],
         ["launchers", str(launchers)],
+        ["Python files", str(index.python_files)],
         ["files", log.size(done.size_bytes)],
         ["card", f"{index.card}, Triton {index.triton}"],
         ["worker time", log.seconds(done.seconds)],

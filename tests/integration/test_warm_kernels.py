@@ -60,7 +60,7 @@ def test_entries_are_the_same_twice_and_serve_where_nothing_can_be_compiled(
         with open_warm(gate, plan) as target:
             # nothing kept: each time in a new root, by new processes, in another order
             answers = asked(target, order)
-            made.append(pack_entries(target, [(case, answers[case.name]) for case in cases]))
+            made.append(pack_entries(target, [(case, answers[case.name]) for case in cases], {}))
     assert made[0] == made[1]
     index, files = made[0]
     assert not index.missing

@@ -32,6 +32,7 @@ from pipeline.images.assemble.locked_layers import make_layers
 from pipeline.images.assemble.own_layers import WheelTree, folders_above, own_entries
 from pipeline.images.assemble.patch_series import patched_entries, refresh_series
 from pipeline.images.assemble.plan import (
+    PYCACHE,
     WARM_READER,
     ImagePlan,
     LayerKind,
@@ -288,6 +289,7 @@ def image_config(
     if any(spec.warm for spec in specs):
         # by the image itself: entries that a forgotten variable keeps from use help nobody
         variables["TRITON_CACHE_MANAGER"] = f"{WARM_READER.stem}:WarmCache"
+        variables["PYTHONPYCACHEPREFIX"] = f"/{PYCACHE}"
     # as Docker inherits them: an own entrypoint drops a base's command
     entrypoint, command = base.entrypoint or [], base.command or []
     for spec in specs:

@@ -37,7 +37,7 @@ TREE_FORMAT = 1
 BUILD_HINTS = frozenset({"cpu_minutes", "job_memory_mb", "silent_minutes", "platforms"})
 BUILD_HINTS |= {"may_differ", "toolchain_platform", "outputs", "cpu_checked"}
 # Raised when the same kernels, cases and card would give another warm layer.
-WARM_FORMAT = 1
+WARM_FORMAT = 2
 # Raised when the same foreign layer would be listed otherwise.
 READER = 1
 # A wheel this large has a layer of its own, shared between images and pushed once.
@@ -48,6 +48,9 @@ DEFAULT_VENV = Venv()
 _PREFIX = "org.opencontainers.image."
 # What an image with warm kernels reads them by.
 WARM_READER = Path(__file__).parents[1] / "warm" / "reader" / "sm120_warm.py"
+# Where its Python finds what was compiled of its files, and the program that compiles them.
+PYCACHE = "opt/warm/python"
+BYTECODE = Path(__file__).parents[1] / "warm" / "python" / "bytecode.py"
 
 
 class LayerKind(Enum):
@@ -146,6 +149,7 @@ class WarmPlan:
     spec: WarmSpec
     cases: tuple[tuple[str, str], ...]  # the files of its base's cases, with their digests
     reader: str  # the digest of what reads the entries in the image
+    bytecode: str  # and of what compiles its Python files
     arch: str = ""  # another card than the image's own
 
     @property
@@ -166,6 +170,7 @@ class WarmPlan:
             "cases": [list(pair) for pair in self.cases],
             "recipes": self.spec.recipes,
             "reader": self.reader,
+            "bytecode": self.bytecode,
         }
 
     @cached_property
@@ -304,7 +309,8 @@ def _plan_on(
             for path in sorted(checkout.folder(name).glob(pattern))
         ]
         cases = tuple((f"{path.parent.name}/{path.name}", _file_digest(path)) for path in paths)
-        warm = WarmPlan(spec.name, base, spec.warm, cases, _file_digest(WARM_READER))
+        programs = map(_file_digest, (WARM_READER, BYTECODE))
+        warm = WarmPlan(spec.name, base, spec.warm, cases, *programs)
         inputs["warm"] = warm.inputs
     plan = ImagePlan(spec, platform, lock, layers, base, inputs, trees, warm)
     # refuses an image on a base with too many layers before anything is fetched

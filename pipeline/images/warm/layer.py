@@ -65,6 +65,7 @@ class WarmIndex(Frozen):
     site: str
     entries: dict[str, IndexedEntry]
     missing: list[LackingKernel]
+    python_files: int = 0  # compiled, below `PYCACHE`
 
 
 def entry_fault(files: dict[str, bytes], card: Card) -> str:
@@ -92,10 +93,15 @@ def entry_fault(files: dict[str, bytes], card: Card) -> str:
 
 
 def pack_entries(
-    target: WarmTarget, answered: Sequence[tuple[KernelCase, WarmAnswer]]
+    target: WarmTarget,
+    answered: Sequence[tuple[KernelCase, WarmAnswer]],
+    python: dict[str, bytes],
 ) -> tuple[WarmIndex, dict[str, bytes]]:
-    """Puts the entries of all cases together: the index, and the layer's files by their path."""
-    plan, files = target.plan, dict[str, bytes]()
+    """Puts the entries of all cases together: the index, and the layer's files by their path.
+
+    `python` are files that the layer gets besides, compiled from the image's own.
+    """
+    plan, files = target.plan, dict(python)
     served, faults = defaultdict[str, set[str]](set), dict[str, str]()
     about: dict[str, dict[str, Any]] = {}
     missing: list[LackingKernel] = []
@@ -160,6 +166,7 @@ def pack_entries(
             if not faults[key]
         },
         missing=sorted(missing, key=lambda each: (each.case, each.kernel)),
+        python_files=len(python),
     )
     files[INDEX] = canonical_json(index.model_dump(mode="json")) + b"\n"
     files[f"{plan.base.venv.site}/{WARM_READER.name}"] = WARM_READER.read_bytes()

@@ -24,7 +24,7 @@ from pipeline.core.errors import GateEnvironment
 from pipeline.core.files import os_errors_explained
 from pipeline.core.model import Frozen, canonical_json, sha256_of
 from pipeline.images.assemble.image import assemble_images
-from pipeline.images.assemble.plan import WarmPlan
+from pipeline.images.assemble.plan import BYTECODE, WarmPlan
 from pipeline.images.gate.smem.cases import KernelCase
 from pipeline.images.gate.smem.engine import layer_of, locked_wheel, unpack_kept
 from pipeline.images.gate.smem.environment import Environment
@@ -38,6 +38,7 @@ INSIDE = Path(__file__).with_name("inside")
 # In the root that a worker sees: programs, which it only reads, and what it was given.
 _PROGRAMS, _GIVEN = "/warm-programs", "/warm"
 _GATE, _STUBS = f"{_PROGRAMS}/gate", f"{_PROGRAMS}/stubs"
+COMPILES_PYTHON = f"{_PROGRAMS}/{BYTECODE.name}"
 # The gate leaves headers out; Triton compiles a launcher for each kernel with these.
 _HEADERS = "triton/backends/nvidia/include/"
 
@@ -186,6 +187,7 @@ def open_warm(gate: ImageGate, plan: WarmPlan) -> Iterator[WarmTarget]:
             (below[_STUBS] / "libcuda.so").symlink_to("libcuda.so.1")
             shutil.copytree(WORKER, below[_GATE])
             shutil.copytree(INSIDE, below[_PROGRAMS] / INSIDE.name)
+            shutil.copy(BYTECODE, below[_PROGRAMS])
             unpack_kept(
                 *(store, layers),
                 lambda row: row.path if row.path.startswith(f"{site}/{_HEADERS}") else None,

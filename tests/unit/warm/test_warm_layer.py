@@ -73,7 +73,9 @@ def test_what_the_card_cannot_use_is_named(files: dict[str, bytes], reason: str)
 def target(tmp_path: Path) -> WarmTarget:
     base = plan_image(CHECKOUT, "sglang-k2", "linux/amd64")
     spec = WarmSpec(recipes={"kimi": ["extend-*"], "other": ["moe-*"]})
-    plan = WarmPlan("warm-image", base, spec, (("gates/smem-a.yaml", "sha256:0"),), "sha256:1")
+    plan = WarmPlan(
+        "warm-image", base, spec, (("gates/smem-a.yaml", "sha256:0"),), "sha256:1", "sha256:2"
+    )
     sandbox = RootedSandbox(kind="namespaces", held=[], system=str(tmp_path / "root"))
     return WarmTarget(
         open_store(tmp_path / "store"),
@@ -102,7 +104,7 @@ def entry(files: dict[str, bytes], key: str = KEY, name: str = "_fwd") -> WarmEn
 
 def test_the_index_names_files_cases_and_recipes_of_each_entry(target: WarmTarget) -> None:
     both = [answer("extend-1", entry(kernel())), answer("moe-1", entry(kernel()))]
-    index, files = pack_entries(target, both)
+    index, files = pack_entries(target, both, {})
     code = kernel()["_fwd.cubin"]
     known = index.entries[KEY]
     assert known.cases == ["extend-1", "moe-1"]
@@ -117,7 +119,7 @@ def test_the_index_names_files_cases_and_recipes_of_each_entry(target: WarmTarge
 def test_the_order_of_answers_decides_no_byte(target: WarmTarget) -> None:
     answers = [answer("a", entry(kernel(), OTHER)), answer("b", entry(kernel()))]
     layers = [
-        write_warm(target.store, target.plan, pack_entries(target, order)[1])
+        write_warm(target.store, target.plan, pack_entries(target, order, {})[1])
         for order in (answers, answers[::-1])
     ]
     assert layers[0].digest == layers[1].digest
@@ -135,7 +137,7 @@ def test_what_was_left_out_is_listed_with_its_reason(target: WarmTarget) -> None
         answer("refused", records=[failed]),
         answer("elsewhere", entry(kernel(), KEY, "_bwd")),
     ]
-    index, files = pack_entries(target, answers)
+    index, files = pack_entries(target, answers, {})
     reasons = {lack.case: lack.reason for lack in index.missing}
     assert "106496" in reasons["large"]
     assert reasons["raised"] == "ValueError: no"
@@ -148,23 +150,23 @@ def test_what_was_left_out_is_listed_with_its_reason(target: WarmTarget) -> None
 def test_a_compiler_that_is_not_the_same_twice_gives_no_layer(target: WarmTarget) -> None:
     other = {**kernel(), "_fwd.json": kernel(shared=1)["_fwd.json"]}
     with pytest.raises(NotReproducible, match="compiled for b it has other bytes than for a"):
-        pack_entries(target, [answer("a", entry(kernel())), answer("b", entry(other))])
+        pack_entries(target, [answer("a", entry(kernel())), answer("b", entry(other))], {})
 
 
 @pytest.mark.parametrize("key", ["../../etc", "a" * 52, "A", "", "A" * 300])
 def test_an_entry_stays_in_its_folder(key: str, target: WarmTarget) -> None:
     with pytest.raises(StepFailed, match="is no entry of Triton's cache"):
-        pack_entries(target, [answer("a", entry(kernel(), key))])
+        pack_entries(target, [answer("a", entry(kernel(), key))], {})
     hostile = entry({"../x.so": b"", "_fwd.so": b""})
     with pytest.raises(StepFailed, match="is no entry of Triton's cache"):
-        pack_entries(target, [answer("a", hostile)])
+        pack_entries(target, [answer("a", hostile)], {})
 
 
 @pytest.mark.parametrize("data", ["~~", "00000", "\u00e4"])
 def test_files_that_cannot_be_unpacked_end_the_work(data: str, target: WarmTarget) -> None:
     broken = WarmEntry(key=KEY, kernel="_fwd", files={"_fwd.so": data})
     with pytest.raises(StepFailed, match="cannot be unpacked"):
-        pack_entries(target, [answer("a", broken)])
+        pack_entries(target, [answer("a", broken)], {})
 
 
 def test_a_key_covers_case_card_variables_and_workers(target: WarmTarget) -> None:
