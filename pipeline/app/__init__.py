@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pipeline.app import image_statements as image_statements
     from pipeline.app import images as images
     from pipeline.app import on_slurm as on_slurm
+    from pipeline.app import paste as paste
     from pipeline.app import quality as quality
     from pipeline.app import rebuilds as rebuilds
     from pipeline.app import recipes as recipes

@@ -34,7 +34,7 @@ from pipeline.serving.report.page import render_page, report_statement
 from pipeline.serving.report.pdf import print_pdf
 from pipeline.serving.report.redact import redact_report
 from pipeline.serving.report.text import render_csv, render_markdown
-from pipeline.serving.serve.attempts import attempt_time
+from pipeline.serving.serve.attempts import Attempt, attempt_time
 from pipeline.serving.serve.run import attempts_of
 
 _FORMATS: dict[str, Callable[[ReportData], bytes]] = {
@@ -63,6 +63,10 @@ class ReportRequest:
     quality_paths: tuple[Path, ...] = ()  # results of `sm120 quality`
     folders: tuple[Path, ...] = ()  # where evidence is looked for
     trust_path: Path | None = None
+    # of `paste_report` alone; without them, the run's recipe or the last one that was tried, and
+    # the ladder that is kept beside its image
+    recipe: str | None = None
+    smoke_path: Path | None = None
 
     def named_runs(self) -> list[Path]:
         """Every run, also those that are in a folder of several."""
@@ -71,6 +75,26 @@ class ReportRequest:
 
 def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
     """Write runs as a page, PDF, Markdown or CSV, and state the page; returns its data."""
+    data, attempts = measured_data(workspace, request)
+    if request.is_redacted:
+        data = redact_report(data, {a.begun.host for a in attempts if a.begun.host})
+    for target in request.targets:
+        if target.suffix == ".pdf":
+            with log.step(f"Printing {target}"):
+                print_pdf(render_page(data), target)
+        else:
+            write_bytes(target, _FORMATS[target.suffix](data))
+        # the others are made of the page's data, and hold none that could be compared
+        if target.suffix == ".html":
+            statement = report_statement(target.name, target.read_bytes(), data, moment())
+            path = target.with_name(f"{target.name}{SUFFIX}")
+            stated = keep_statement(path, statement, Signing())
+            log.say(f"statement: {stated.file}, {stated.state}")
+    return data
+
+
+def measured_data(workspace: Workspace, request: ReportRequest) -> tuple[ReportData, list[Attempt]]:
+    """All that a report shows, and the attempts of the store."""
     trust = trust_of(workspace, request.trust_path)
     context = VerifyContext(trust, workspace.checkout_or_none(), datetime.now(UTC))
     try:
@@ -94,7 +118,7 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
     references = [named_reference(name) for name in names if name not in ("none", "all")]
     if not names or "all" in names:
         references = list(all_references()) if names else fitting(read)
-    attempts = attempts_of(store).read().attempts if read and store else []
+    attempts = attempts_of(store).read().attempts if store else []
     data = report_data(
         read,
         references,
@@ -105,21 +129,7 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
     if request.quality_paths:
         lines = [line for path in request.quality_paths for line in quality_lines(path)]
         data = data.model_copy(update={"quality": lines})
-    if request.is_redacted:
-        data = redact_report(data, {a.begun.host for a in attempts if a.begun.host})
-    for target in request.targets:
-        if target.suffix == ".pdf":
-            with log.step(f"Printing {target}"):
-                print_pdf(render_page(data), target)
-        else:
-            write_bytes(target, _FORMATS[target.suffix](data))
-        # the others are made of the page's data, and hold none that could be compared
-        if target.suffix == ".html":
-            statement = report_statement(target.name, target.read_bytes(), data, moment())
-            path = target.with_name(f"{target.name}{SUFFIX}")
-            stated = keep_statement(path, statement, Signing())
-            log.say(f"statement: {stated.file}, {stated.state}")
-    return data
+    return data, attempts
 
 
 def _read(path: Path, request: ReportRequest, context: VerifyContext, behind: RunInputs) -> RunData:

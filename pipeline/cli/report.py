@@ -60,6 +60,18 @@ from pipeline.serving.report.page import data_digest
     multiple=True,
     help="Result of `sm120 quality` to show: its folder, or quality.json. Repeatable.",
 )
+@flag_option(
+    "--paste",
+    "is_pasted",
+    help="Print one redacted block for an issue tracker, and write no file.",
+)
+@click.option("--recipe", help="Recipe of --paste [default: the RUN's, else the last one tried].")
+@click.option(
+    "--smoke",
+    "smoke_path",
+    type=ANY_PATH,
+    help="Result of `sm120 smoke --output`, for --paste [default: the one kept by the image].",
+)
 @options.look_in_option
 @options.own_recipes_option
 @options.trust_option
@@ -67,6 +79,7 @@ def report_command(
     workspace: Workspace,
     /,
     list_references: bool,
+    is_pasted: bool,
     folders: tuple[Path, ...],
     own_recipes: tuple[Path, ...],
     as_json: bool,
@@ -80,11 +93,25 @@ def report_command(
     The file needs no network. It holds its data, and `sm120 verify` compares the file with what
     was signed, and its data with the runs. Without a RUN, it shows the published tables that
     --reference names.
+
+    --paste prints what an issue needs, for runs, or without one for the last start of a recipe:
+    host, image, recipe, the kernels that the engine named, smoke test, benchmark, and what is
+    missing with the reason. Keys, tokens, names, addresses, paths and serial numbers are replaced.
     """
     if list_references:
         tables = [(r.name, len(r.series), r.title) for r in all_references()]
         return click.echo(log.table(("name", "tables", "title"), tables))
     request = app.report.ReportRequest(folders=(*folders, *own_recipes), **options)
+    if is_pasted:
+        given = click.get_current_context().get_parameter_source("targets")
+        if given is not click.core.ParameterSource.DEFAULT:
+            raise click.UsageError("--paste prints: leave --output out, or add `> FILE`.")
+        pasted = app.paste.paste_report(workspace, request)
+        if as_json:
+            return say_json({"text": pasted.text, "skipped": pasted.skipped})
+        return click.echo(pasted.text, nl=False)
+    if request.recipe or request.smoke_path:
+        raise click.UsageError("--recipe and --smoke are for --paste.")
     for target in request.targets:
         if target.suffix not in app.report.FORMATS:
             message = f"{target}: must end with .html, .pdf, .md or .csv"

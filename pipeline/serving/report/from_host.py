@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pipeline.artifacts.attest.predicates import HostSummary
 from pipeline.core.known import Known, Unknown
-from pipeline.hosts.facts.model import HostFacts
+from pipeline.hosts.facts.model import HostFacts, gpus_of
 from pipeline.hosts.facts.summary import summarise
 from pipeline.serving.report.model import CardMemory, Fact, RunData
 
@@ -25,8 +25,8 @@ _SOFTWARE = (
 )
 
 
-def with_host(run: RunData, facts: HostFacts) -> RunData:
-    """A run with the machine that its server ran on."""
+def host_tables(facts: HostFacts) -> tuple[list[Fact], list[Fact]]:
+    """Hardware and software of a machine, as pages show them."""
     summary = summarise(facts)
     gpus = [] if isinstance(summary.gpus, Unknown) else summary.gpus
     kinds: Counter[str] = Counter()
@@ -41,15 +41,21 @@ def with_host(run: RunData, facts: HostFacts) -> RunData:
         # cards of one kind in one row: a kind is all that a number depends on
         kinds[", ".join(parts)] += 1
     cards = "; ".join(f"{number}x {kind}" for kind, number in kinds.items())
-    client = [fact for fact in run.hardware if fact.name == "Client's machine"]
+    hardware = [Fact(name="GPUs", value=cards or "none"), *_facts(summary, _HARDWARE)]
+    return hardware, _facts(summary, _SOFTWARE)
+
+
+def with_host(run: RunData, facts: HostFacts) -> RunData:
+    """A run with the machine that its server ran on."""
     totals = {
         f"GPU {index}": round(gpu.memory_bytes / 2**30, 2)
-        for index, gpu in enumerate(gpus)
+        for index, gpu in enumerate(gpus_of(facts))
         if not isinstance(gpu.memory_bytes, Unknown)
     }
     memory = [m.model_copy(update={"total": totals.get(m.name, m.total)}) for m in run.memory]
-    hardware = [Fact(name="GPUs", value=cards or "none"), *_facts(summary, _HARDWARE), *client]
-    software = [*run.software, *_facts(summary, _SOFTWARE)]
+    hardware, software = host_tables(facts)
+    hardware += [fact for fact in run.hardware if fact.name == "Client's machine"]
+    software = [*run.software, *software]
     return run.model_copy(update={"hardware": hardware, "software": software, "memory": memory})
 
 

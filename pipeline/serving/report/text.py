@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pipeline.core import log
 from pipeline.serving.report.cells import digits, known_metrics, load_of
@@ -16,6 +18,7 @@ from pipeline.serving.report.model import (
     Series,
     shown_value,
 )
+from pipeline.serving.report.redact import Redactor
 
 _CSV = (
     *("source", "kind", "series", "model", "workload", "input_tokens", "output_tokens", "cell"),
@@ -79,7 +82,9 @@ def render_markdown(data: ReportData) -> bytes:
             parts += [_table((title, ""), rows)] if facts else []
         for series in measured.series:
             parts.append(f"### {_escaped(series.name)} ({_escaped(series.workload)})")
-            parts.append(_series(series, is_exact=isinstance(measured, PublishedReference)))
+            head, numbers = series_rows(series, is_exact=isinstance(measured, PublishedReference))
+            cells = [[_escaped(cell) for cell in row] for row in numbers]
+            parts.append(_table(head, cells, len(known_metrics(series))))
         if measured.memory:
             unit = measured.memory[0].unit
             known = [n for n in _MEMORY if any(getattr(m, n) is not None for m in measured.memory)]
@@ -97,11 +102,11 @@ def render_markdown(data: ReportData) -> bytes:
         ]
         parts += ["### Evidence", _table(("What", "State", "Digest", "Message"), links)]
     if data.quality:
-        head = ("model", "part", "verdict", "what", "value, 95 % interval", "bar", "vendor")
+        titles = ["model", "part", "verdict", "what", "value, 95 % interval", "bar", "vendor"]
         values = (
             (q.model, q.part, q.verdict, q.what, q.value, q.bar, q.vendor) for q in data.quality
         )
-        parts += ["## Quality", _table(head, [[_escaped(v) for v in row] for row in values])]
+        parts += ["## Quality", _table(titles, [[_escaped(v) for v in row] for row in values])]
     if data.attempts:
         parts += ["## Attempts", _attempts(data.attempts)]
     return ("\n\n".join(parts) + "\n").encode()
@@ -122,7 +127,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int = 0)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _series(series: Series, *, is_exact: bool) -> str:
+def series_rows(series: Series, *, is_exact: bool) -> tuple[list[str], list[list[str]]]:
+    """The numbers of a series as a table: its head, and a row for each cell."""
     metrics, by = known_metrics(series), load_of(series)
     places = {m.name: digits(series, m.name, is_exact=is_exact) for m in metrics}
     # a column that is the same in all rows only takes room
@@ -130,13 +136,62 @@ def _series(series: Series, *, is_exact: bool) -> str:
     head = [by.title if by else "Cell", *(["State"] if has_states else [])]
     rows = []
     for cell in series.cells:
-        load = by.text(cell) if by else _escaped(cell.name)
+        load = by.text(cell) if by else cell.name
         values = [shown_value(cell.mean(m.name), places[m.name]) for m in metrics]
         rows.append([load, *([cell.state] if has_states else []), *values])
-    return _table([*head, *(metric.title for metric in metrics)], rows, len(metrics))
+    return [*head, *(metric.title for metric in metrics)], rows
 
 
 def _attempts(rows: Sequence[AttemptRow]) -> str:
     fields = ("name", "model", "configuration", "outcome", "message")
     cells = [[_escaped(getattr(row, field)) for field in fields] for row in rows]
     return _table(("Attempt", "Model", "Configuration", "Result", "Message"), cells)
+
+
+# GitHub takes 65,536 characters in an issue; the rest is for the words around the block.
+_MOST_CHARACTERS, _MOST_ROWS, _MOST_CELL = 60_000, 40, 400
+_MOST_READ = 4000  # of a cell; what is cut here is far beyond what is shown
+
+
+class PasteSection(NamedTuple):
+    """A part of what is pasted: rows of texts, the first of them a head where it has one."""
+
+    title: str
+    rows: Sequence[Sequence[str]]
+    has_head: bool = False
+
+
+def render_paste(title: str, sections: Sequence[PasteSection], redactor: Redactor) -> str:
+    """One folded block for an issue tracker, in which every text is redacted.
+
+    It is a code block: names and numbers in it address nobody, link nothing and are no HTML.
+    """
+    redactor.learn([title, *(section.title for section in sections)])
+    redactor.learn([cell for section in sections for row in section.rows for cell in row])
+    lines: list[str] = []
+    for section in (each for each in sections if each.rows):
+        # redacted before it is cut: half a secret is found by nobody
+        shown = [
+            [
+                log.printable(" ".join(redactor.text(cell[:_MOST_READ]).split()))[:_MOST_CELL]
+                for cell in row
+            ]
+            for row in section.rows[:_MOST_ROWS]
+        ]
+        widths = [max(len(row[at]) for row in shown) for at in range(len(shown[0]) - 1)]
+        lines += ["", redactor.text(section.title)]
+        for at, row in enumerate(shown):
+            cells = [*map(str.ljust, row[:-1], widths), row[-1]]
+            lines.append(f"  {'  '.join(cells)}".rstrip())
+            if section.has_head and not at:
+                lines.append(f"  {'  '.join('-' * len(cell) for cell in cells)}")
+        lines += [f"  … and {more} more"] if (more := len(section.rows) - len(shown)) else []
+    kept, room = 0, _MOST_CHARACTERS
+    while kept < len(lines) and (room := room - len(lines[kept]) - 1) > 0:
+        kept += 1
+    cut = [f"… {log.count(len(lines) - kept, 'line')} cut"] if kept < len(lines) else []
+    text = "\n".join([*lines[1:kept], *cut])
+    # longer than any run of backticks inside, so that no text ends the block
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    head = _escaped(redactor.text(title))
+    return f"<details><summary>{head}</summary>\n\n{fence}text\n{text}\n{fence}\n\n</details>\n"

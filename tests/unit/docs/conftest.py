@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from pipeline.artifacts.attest.keyring import default_folder
+from pipeline.hosts.facts.gather import gather_facts
 from tests import makers
 from tests.compiled import COPYING, compiled_checkout
 from tests.docs.walks import World
@@ -146,6 +147,8 @@ def host(sm120: Command, tmp_path: Path) -> World:
 
 @pytest.fixture
 def measured(sm120: Command, tmp_path: Path) -> World:
-    """A folder with a small run of a benchmark."""
+    """A folder with a small run of a benchmark, and the facts of a host."""
     shutil.copytree(EXAMPLE, tmp_path / "runs" / "night")
+    facts = gather_facts(blackwell(2, total="97887 MiB"), "rig1")
+    (tmp_path / "facts.json").write_text(facts.model_dump_json(), encoding="utf-8")
     return World(sm120)
