@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pipeline.app import specs as specs
     from pipeline.app import statements as statements
     from pipeline.app import store as store
+    from pipeline.app import upstream as upstream
     from pipeline.app import verify as verify
     from pipeline.app import weights as weights
     from pipeline.app import weights_hub as weights_hub

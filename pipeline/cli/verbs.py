@@ -169,6 +169,18 @@ RECIPE = {
         "Show the flags that the engine of an image accepts.",
         "image",
     ),
+    "diff": Verb(
+        "recipe_upstream:recipe_diff_command", "List what two recipes do not share.", "recipe"
+    ),
+    "import": Verb(
+        "recipe_upstream:recipe_import_command",
+        "Make a recipe of a command in another project's file.",
+    ),
+    "drift": Verb(
+        "recipe_upstream:recipe_drift_command",
+        "Say whether the documents behind recipes have changed.",
+        "recipe",
+    ),
     "serve": _SERVE,
     "status": Verb(
         "serve:recipe_status_command", "Show what is served, and whether it is as built."

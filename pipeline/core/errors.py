@@ -179,6 +179,12 @@ class LocksDisagree(LockEdited):
     """two locks of one commit name different contents"""
 
 
+class UpstreamMoved(LockUnusable):
+    """the document that a recipe comes from has changed since the commit that the recipe names"""
+
+    hint = "Look at what changed; `sm120 recipe import REPO@COMMIT:PATH` takes it over anew."
+
+
 class Unresolvable(PipelineError, code=12):
     """no packages satisfy a spec"""
 

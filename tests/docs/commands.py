@@ -162,6 +162,8 @@ def _unknown_name(context: click.Context, parameter: click.Parameter) -> str:
     kind = (parameter.metavar or "").strip("[].")
     value = context.params.get(parameter.name or "")
     values = value if isinstance(value, tuple) else (value,) if value else ()
+    # a folder of somebody's own has recipes that nobody knows here
+    values = () if kind == "RECIPE" and context.params.get("folders") else values
     wrong = [v for v in values if kind in _NAMES and v not in _NAMES[kind]]
     return f"{context.command_path}: there is no {kind} {wrong[0]!r}" if wrong else ""
 

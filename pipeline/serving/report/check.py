@@ -7,7 +7,6 @@ metrics or words a finding: a page that a release signed stays valid with every 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.serving.bench.place import is_run
 from pipeline.serving.report.from_run import read_foreign_data, read_run_data
-from pipeline.serving.report.model import Measured, ReportData
+from pipeline.serving.report.model import ReportData
 from pipeline.serving.report.page import DATA_ID
 
 # A page with some hundred runs has a few megabytes.
@@ -77,40 +76,33 @@ def check_run(report: OpenedReport, index: int, path: Path) -> list[ReportProble
         want = read_run_data(path) if is_run(path) else read_foreign_data(path)
     except RunInvalid as error:
         return [ReportProblem(at, str(error))]
-    # numbers first: a changed run changes its digest, too, which says less
-    pairs = [*_series(want, got, at)]
-    for name in ("started", "digest", "requests"):
-        pairs += json_differences(getattr(want, name), getattr(got, name), f"{at}/{name}")
-    problems = []
-    for where, *values in pairs:
-        texts = (canonical_json(value).decode() for value in values)
-        should, was = (text if len(text) <= 60 else f"{text[:57]}…" for text in texts)
-        problems.append(ReportProblem(where, f"the report has {was}, the run {should}"))
-    return problems
-
-
-def _series(want: Measured, got: Measured, at: str) -> Iterator[tuple[str, Any, Any]]:
-    """Cells, their states, marks and numbers; a later version may know more numbers of a run."""
-    # a shorter list would otherwise hide what it leaves out
-    yield from json_differences(len(want.series), len(got.series), f"{at}/series")
+    # numbers first: a changed run changes its digest, too, which says less; a shorter list would
+    # otherwise hide what it leaves out
+    pairs = json_differences(len(want.series), len(got.series), f"{at}/series")
     for s, (run, page) in enumerate(zip(want.series, got.series, strict=False)):
         place = f"{at}/series/{s}/cells"
         # a redacted page has other names, so cells go by their order
-        yield from json_differences(len(run.cells), len(page.cells), place)
+        pairs += json_differences(len(run.cells), len(page.cells), place)
         for c, (is_, shown) in enumerate(zip(run.cells, page.cells, strict=False)):
             cell = f"{place}/{c}"
             for name in ("concurrency", "rate_per_s", "state"):
-                yield from json_differences(
-                    getattr(is_, name), getattr(shown, name), f"{cell}/{name}"
-                )
+                values = getattr(is_, name), getattr(shown, name)
+                pairs += json_differences(*values, f"{cell}/{name}")
             have, kept = (sorted({note.kind for note in each.notes}) for each in (is_, shown))
-            yield from json_differences(have, kept, f"{cell}/notes")
+            pairs += json_differences(have, kept, f"{cell}/notes")
             known = {n: m.model_dump(mode="json") for n, m in is_.numbers.items()}
+            # a later version may know more numbers of a run than the page shows
             for name, measure in shown.numbers.items():
                 number = _step(f"{cell}/numbers", name)
-                yield from json_differences(
-                    known.get(name), measure.model_dump(mode="json"), number
-                )
+                pairs += json_differences(known.get(name), measure.model_dump(mode="json"), number)
+    for name in ("started", "digest", "requests"):
+        pairs += json_differences(getattr(want, name), getattr(got, name), f"{at}/{name}")
+    problems = []
+    for where, *both in pairs:
+        texts = (canonical_json(value).decode() for value in both)
+        should, was = (text if len(text) <= 60 else f"{text[:57]}…" for text in texts)
+        problems.append(ReportProblem(where, f"the report has {was}, the run {should}"))
+    return problems
 
 
 def _step(pointer: str, key: str | int) -> str:

@@ -109,7 +109,12 @@ ROWS: Mapping[str, Row] = {
     "quality import": Row("a file of others", ("{json}",)),
     "quality run": _URL,
     "recipe attempts": Row("what was served before", ()),
+    "recipe diff": Row("names that were typed", (NAME, NAME, "--recipes", "{folder}")),
+    "recipe drift": Row(
+        "a checkout of others", (NAME, "--recipes", "{folder}", "--upstream", "{folder}")
+    ),
     "recipe flags": _IMAGE,
+    "recipe import": Row("a file of others", ("{yaml}", "--name", NAME)),
     "recipe list": Row("recipes of others", ("--recipes", "{folder}")),
     "recipe logs": Row("a name that was typed", (NAME,)),
     "recipe render": Row("a name that was typed", (NAME, "--as", "docker")),

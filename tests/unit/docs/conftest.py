@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,4 +152,35 @@ def measured(sm120: Command, tmp_path: Path) -> World:
     shutil.copytree(EXAMPLE, tmp_path / "runs" / "night")
     facts = gather_facts(blackwell(2, total="97887 MiB"), "rig1")
     (tmp_path / "facts.json").write_text(facts.model_dump_json(), encoding="utf-8")
+    return World(sm120)
+
+
+@pytest.fixture
+def upstream(sm120: Command, tmp_path: Path) -> World:
+    """This checkout's recipes, and a checkout of another project's with one file in it."""
+    for name in ("images", "lockfiles", "recipes"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    repo = tmp_path / "vllm-recipes"
+    (repo / "models" / "org").mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    file = {
+        "model": {"model_id": "org/model", "base_args": ["--max-model-len", "131072"]},
+        "features": {"reasoning": {"args": ["--reasoning-parser", "qwen3"]}},
+        "variants": {
+            "default": {"precision": "bf16"},
+            "nvfp4": {"model_id": "org/model-NVFP4", "extra_args": ["--kv-cache-dtype", "fp8"]},
+        },
+        "guide": "```bash\nvllm serve org/model --max-model-len $CONTEXT\n```\n",
+    }
+    path = repo / "models" / "org" / "model.yaml"
+    path.write_text(yaml.safe_dump(file), encoding="utf-8")
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    origin = ["remote", "add", "origin", "https://github.com/vllm-project/recipes.git"]
+    for words in (["init", "-q"], origin, ["add", "-A"], [*who, "commit", "-q", "-m", "one"]):
+        subprocess.run(["git", "-C", str(repo), *words], check=True)
+    (repo / "newer.sh").write_text(
+        "sed -i s/131072/262144/ models/org/model.yaml && git -c user.name=a -c user.email=a@b"
+        " -c commit.gpgsign=false commit -qam two\n",
+        encoding="utf-8",
+    )
     return World(sm120)
