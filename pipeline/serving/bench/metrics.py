@@ -71,6 +71,7 @@ class _Sums:
         self.values = {name: array("d") for name in _DISTRIBUTIONS}
         self.begin, self.end, self.busy_s = math.inf, 0.0, 0.0
         self.tokens_in_second: dict[int, float] = {}
+        self.parts: list[RequestRow] = []  # of a cell with reads
 
     def add(self, row: RequestRow) -> None:
         counts, first_s, end_s = self.counts, row.first_token_s, row.end_s
@@ -82,11 +83,15 @@ class _Sums:
             return
         read, written = row.input_tokens or 0, row.tokens
         counts.update(completed=1, input_tokens=read, output_tokens=written, chunks=row.chunks)
-        if row.cached_tokens is not None:
-            counts["cached_tokens"] += row.cached_tokens
+        if row.cached is not None:
+            counts["cached_tokens"] += row.cached
         self.busy_s += end_s
+        if row.part:
+            self.parts.append(row)
+        if row.part == "reader":
+            return  # latencies are those of the writers
         ttft, tpot, latency = first_s * 1e3, tpot_ms(row), end_s * 1e3
-        fresh = read - (row.cached_tokens or 0)
+        fresh = read - (row.cached or 0)
         self.values["ttft_ms"].append(ttft)
         self.values["latency_ms"].append(latency)
         self.values["itl_ms"].extend(gap / 1e3 for gap in row.gaps_us)
@@ -104,6 +109,43 @@ class _Sums:
             at += gap / 1e6
             second = min(int(at), _MOST_SECONDS)
             self.tokens_in_second[second] = self.tokens_in_second.get(second, 0.0) + share
+
+    @property
+    def interference(self) -> dict[str, float]:
+        """How fast writers decode while nobody reads and while somebody does, and the worst pause.
+
+        The tokens of an event are spread evenly over the gap before it, which may be under load in
+        part. A pause counts as a whole: one that a read causes may begin before and end after it.
+        """
+        rows = self.parts
+        reads = [row for row in rows if row.part == "reader"]
+        spans = [(row.sent_s, row.sent_s + (row.end_s or 0.0)) for row in reads]
+        # tokens and seconds: alone, and under load
+        tokens, seconds, worst_s = [0.0, 0.0], [0.0, 0.0], 0.0
+        for row in rows:
+            at = row.sent_s + (row.first_token_s or 0.0)
+            for gap in row.gaps_us if row.part == "writer" else ():
+                begin, at, took = at, at + gap / 1e6, gap / 1e6
+                inside = (min(at, end) - max(begin, start) for start, end in spans)
+                loaded_s = added(each for each in inside if each > 0)
+                # of events in one read, which have no time between them
+                share = loaded_s / took if took else any(start <= at <= end for start, end in spans)
+                count, worst_s = row.tokens / row.chunks, max(worst_s, took if loaded_s else 0.0)
+                for under, part, part_s in ((0, 1 - share, took - loaded_s), (1, share, loaded_s)):
+                    tokens[under] += count * part
+                    seconds[under] += part_s
+        alone, loaded = (t / s if s else None for t, s in zip(tokens, seconds, strict=True))
+        fresh = [(r, (r.input_tokens or 0) - (r.cached or 0)) for r in reads]
+        speeds = [n / r.first_token_s for r, n in fresh if r.first_token_s and n > 0]
+        numbers = {
+            "decode_alone_tok_s": alone,
+            "decode_under_load_tok_s": loaded,
+            "decode_kept": loaded / alone if loaded is not None and alone else None,
+            "worst_pause_ms": worst_s * 1e3 if loaded is not None else None,
+            "read_tok_s": added(speeds) / len(speeds) if speeds else None,
+        }
+        known = {name: _rounded(value) for name, value in numbers.items() if value is not None}
+        return {"reads": len(reads), **known} if rows else {}
 
 
 def tpot_ms(row: RequestRow) -> float | None:
@@ -146,7 +188,9 @@ def metrics_of(
     drafts = (speculated or Speculated())._asdict()
     # none of them told: the server does not say what it had in its cache
     cached = {"cached_tokens": counts.get("cached_tokens")}
-    return Metrics.model_validate({**whole, **cached, **known, **spread, **drafts})
+    return Metrics.model_validate(
+        {**whole, **cached, **known, **spread, **drafts, **sums.interference}
+    )
 
 
 def added(values: Iterable[float]) -> float:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from pipeline.core.model import Count, Digest, Frozen, Stamp
-from pipeline.serving.bench.workload import Lengths, Workload
+from pipeline.serving.bench.workload import Lengths, Reads, Workload
 
 Engine: TypeAlias = Literal["vllm", "sglang", "llama.cpp", "stub"]
 # Why a request has no whole answer.
@@ -42,6 +42,8 @@ MarkKind: TypeAlias = Literal[
     "behind-schedule",  # requests of a rate were sent late
     "events-together",  # several events in one read: the time between them is not known
     "repeated",  # a trial was void before, and was measured again
+    "tokens-together",  # without speculation an event has several tokens, by the server's count
+    "bursts",  # beside a read the rate looks well, but tokens came in bursts after pauses
 ]
 
 
@@ -59,6 +61,7 @@ class RequestRow(Frozen):
     worker: Count = 0
     conversation: Count | None = None
     turn: Count | None = None
+    part: Literal["reader", "writer"] | None = None  # in a cell with reads
     planned_s: float | None = None  # with a rate: when it was due, since the trial's start
     sent_s: float  # when its first byte was written, since the trial's start
     # the following since `sent_s`
@@ -88,6 +91,11 @@ class RequestRow(Frozen):
         return self.failure is None
 
     @property
+    def cached(self) -> int | None:
+        """Cached tokens where the count can be true: no cache holds more than the prompt."""
+        return self.cached_tokens if (self.cached_tokens or 0) <= (self.input_tokens or 0) else None
+
+    @property
     def tokens(self) -> int:
         """Output tokens: the server's count where it can be true, else one for each event.
 
@@ -110,6 +118,7 @@ class Cell(Frozen):
     input: Lengths | None = None
     output: Lengths | None = None
     start: Literal["cold", "warm"] | None = None
+    reads: Reads | None = Field(default=None, exclude_if=lambda reads: reads is None)
 
 
 class Quantiles(Frozen):
@@ -125,7 +134,8 @@ class Quantiles(Frozen):
     most: float
 
 
-OfALog = Annotated[float | None, Field(exclude_if=lambda seconds: seconds is None)]
+# Left out where it does not apply, as earlier runs have it.
+WhereKnown = Annotated[float | None, Field(exclude_if=lambda seconds: seconds is None)]
 
 
 class Metrics(Frozen):
@@ -159,14 +169,21 @@ class Metrics(Frozen):
     # with power samples
     energy_j: float | None = None
     joules_per_output_token: float | None = None
+    # of a cell with reads
+    reads: Annotated[Count | None, Field(exclude_if=lambda count: count is None)] = None
+    decode_alone_tok_s: WhereKnown = None
+    decode_under_load_tok_s: WhereKnown = None
+    decode_kept: WhereKnown = None
+    worst_pause_ms: WhereKnown = None
+    read_tok_s: WhereKnown = None
     # of a start
     ready_s: float | None = None
     start_to_first_token_s: float | None = None
     # parts of it, as the engine's log has them; left out elsewhere, as earlier runs have it
-    load_s: OfALog = None
-    compile_s: OfALog = None
-    tune_s: OfALog = None
-    capture_s: OfALog = None
+    load_s: WhereKnown = None
+    compile_s: WhereKnown = None
+    tune_s: WhereKnown = None
+    capture_s: WhereKnown = None
 
 
 # Of an engine's start, so that no request tells them.

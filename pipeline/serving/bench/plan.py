@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -159,6 +160,7 @@ class Planned:
     turn: int | None = None
     due_s: float | None = None
     think_s: float = 0.0
+    part: Literal["reader", "writer"] | None = None
     # an assistant's call of a tool comes before the tool's answer
     tool_call: str = ""
 
@@ -180,6 +182,8 @@ def cells_of(workload: Workload) -> list[Cell]:
         name = f"c{streams}" if load.rate_per_s is None else f"r{load.rate_per_s:g}"
         if is_varied and given:
             name += f"-in{given.most}"
+        if load.reads:
+            name += f"-read{load.reads.input.most}"
         names = [cell.name for cell in cells]
         cells.append(
             Cell(
@@ -190,32 +194,43 @@ def cells_of(workload: Workload) -> list[Cell]:
                 requests=load.requests,
                 input=given,
                 output=load.output or workload.output,
+                reads=load.reads,
             )
         )
     return cells
 
 
 def sessions(job: WorkerJob) -> Iterator[Session]:
-    """The share of one worker, in order; a session is one request, or a conversation."""
+    """The share of one worker, in order; a session is one request, or a conversation.
+
+    With reads those of the reader come first, and of the writers there is no end.
+    """
     cell, prompts, seed, scale = job.cell, job.workload.prompts, job.workload.seed, job.scale
     due: Sequence[float] = ()
     if cell.rate_per_s is not None and job.phase == "trial":
         key = f"{seed} {cell.name} {job.trial} arrivals"
         due = arrivals(cell.rate_per_s, job.requests, cell.arrivals, key)
     texts = _read_prompts(job, prompts) if prompts.kind == "file" else []
-    for number in range(job.worker, job.requests, job.workers):
+    numbers: Iterable[int] = range(job.worker, job.requests, job.workers)
+    beside = 0
+    if cell.reads:
+        # one read warms up: kernels for long prompts may be compiled
+        beside = cell.reads.times if job.phase == "trial" else 1
+        numbers = count() if job.phase == "trial" else range(beside + job.requests)
+    for number in numbers:
+        asked = cell.reads if cell.reads and number < beside else cell
         # without the nonce: runs of one workload ask for the same lengths with the same words
         key = f"{seed} {cell.name} {job.phase} {job.trial} {number}"
         if prompts.kind == "conversation":
             session = _conversation(job, prompts, number, key)
         else:
-            assert cell.output is not None
-            output, length = draw(cell.output, f"{key} output"), None
+            assert asked.output is not None
+            output, length = draw(asked.output, f"{key} output"), None
             # warm-ups may repeat prompts from the end of the file
             content: dict[str, Any] = {"messages": texts[number % len(texts)] if texts else []}
             if prompts.kind != "file":
-                assert cell.input is not None
-                length = draw(cell.input, f"{key} input")
+                assert asked.input is not None
+                length = draw(asked.input, f"{key} input")
             if prompts.kind == "random-tokens":
                 noise, least = _noise(key), min(prompts.skip, prompts.vocabulary - 1)
                 ids = [noise.randrange(least, prompts.vocabulary) for _ in range(length or 0)]
@@ -230,6 +245,8 @@ def sessions(job: WorkerJob) -> Iterator[Session]:
                 text = unique_text(own[0], scale.words(length - common), prefix, own[1])
                 content = {"messages": [{"role": "user", "content": text}]}
             session = [Planned(number, length, output, _body(job, output, content))]
+        if cell.reads:
+            session[0].part = "writer" if asked is cell else "reader"
         if due:
             session[0].due_s = due[number]
         yield session

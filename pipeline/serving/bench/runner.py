@@ -38,6 +38,8 @@ _DRAIN_S = 120.0
 _FIRST_ANSWER_S = 300.0
 # Of a rate without a bound, the streams that the client measures itself with.
 _RATE_STREAMS = 256
+# A few characters have several tokens, so that an event may wait for the next.
+_TOKENS_PER_EVENT = 1.2
 # Sockets beside those of the streams: pipes, files, the stub's own end is another process.
 _OTHER_FILES = 64
 
@@ -52,6 +54,7 @@ class Bench:
     inputs: Inputs
     model: str | None = None
     speculates: bool | None = None  # what a recipe says of it
+    settings: dict[str, str] = field(default_factory=dict)  # the same, by name
     workers: int | None = None  # none: as many as the self-test finds
     self_test: bool = True
     prompt_file: Path | None = None
@@ -86,6 +89,9 @@ class Bench:
             facts = server_facts(self.server, self.model)
         if facts.speculation is None:
             facts = facts.model_copy(update={"speculation": self.speculates})
+        # what the server says itself counts
+        settings = {**self.settings, **facts.settings}
+        facts = facts.model_copy(update={"settings": settings})
         # a load whose numbers would mislead
         if isinstance(self.workload.prompts, RandomTokens) and facts.speculation is not False:
             known = "speculates" if facts.speculation else "does not say whether it speculates"
@@ -251,10 +257,18 @@ class Bench:
         metrics = trial_metrics(rows, self.workload.objectives, samples)
         marks = client_marks(test, workers.efforts, metrics.output_tok_s)
         marks += [*tally.marks(), *sample_marks(samples, metrics)]
+        each = metrics.tokens_per_chunk or 0.0
+        if each > _TOKENS_PER_EVENT and not self._run.server.speculation:
+            why = "it bills more than it writes, or streams in intervals"
+            message = f"an event has {each:.1f} tokens by the server's count: {why}"
+            marks.append(Mark(kind="tokens-together", message=message))
         if idle is False:
             message = f"the server was still busy after {drained_s:.0f} s: others use it"
             marks.append(Mark(kind="not-drained", message=message))
         void = [*cold, *tally.void(sum(effort.unsent for effort in workers.efforts))]
+        if cell.reads and not void and metrics.decode_kept is None:
+            when = "while nobody read" if metrics.decode_alone_tok_s is None else "beside a read"
+            void.append(f"no writer decoded {when}: there is no rate to compare")
         progress.ended(cell, metrics, void)
         return Trial(
             number=number,
@@ -271,7 +285,8 @@ class Bench:
     def _jobs(
         self, cell: Cell, number: int, test: SelfTest | None, warm_up: int = 0
     ) -> list[WorkerJob]:
-        count = self.workers or (test.workers if test else 1)
+        # reader and writers wait for each other in one process
+        count = 1 if cell.reads else self.workers or (test.workers if test else 1)
         return [
             WorkerJob(
                 address=self.server.address,

@@ -75,6 +75,8 @@ _SHOWN_CHARS = 200
 _SETTINGS = (
     *("quantization", "attention_backend", "kv_cache_dtype", "tp_size", "dp_size", "ep_size"),
     *("context_length", "mem_fraction_static", "disable_cuda_graph", "chunked_prefill_size"),
+    *("max_prefill_tokens", "enable_mixed_chunk", "max_running_requests", "schedule_policy"),
+    *("page_size", "disable_radix_cache"),
     *("speculative_algorithm", "speculative_num_steps", "moe_runner_backend"),
 )
 # Who a list of models says that it is owned by; the last is our own stub.
@@ -282,7 +284,13 @@ def server_facts(server: MeasuredServer, model: str | None) -> ServerFacts:
         version=version[:100] if isinstance(version, str) else None,
         context_tokens=next((v for v in contexts if isinstance(v, int) and v > 0), None),
         speculation=speculation,
-        settings={name: str(info[name]) for name in _SETTINGS if info and name in info},
+        # of llama.cpp, how many requests share the cache
+        settings={name: str(info[name]) for name in _SETTINGS if info and name in info}
+        or (
+            {"total_slots": str(slots)}
+            if isinstance(slots := _at(props, "total_slots"), int)
+            else {}
+        ),
     )
 
 

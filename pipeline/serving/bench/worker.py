@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, islice, pairwise, takewhile
 from typing import Any
 
 from pipeline.core import log
@@ -41,6 +41,7 @@ from pipeline.serving.bench.workload import RandomTokens
 _RETRIED = (429, 503)
 _WATCH_S = 0.1
 _PROGRESS_S = 0.5
+_POLL_S = 0.02  # whether all writers have begun
 _PARALLEL_CONNECTS = 128
 _MOST_WAIT_S = 30.0  # for a server that asks to come back later
 _MESSAGE_CHARACTERS = 300
@@ -106,6 +107,7 @@ class WorkerRun:
                 worker=self.job.worker,
                 conversation=planned.conversation,
                 turn=planned.turn,
+                part=planned.part,
                 planned_s=None if planned.due_s is None else round(planned.due_s, 6),
                 sent_s=round(sent.sent - self.origin, 6),
                 first_byte_s=first_byte,
@@ -133,6 +135,12 @@ class WorkerRun:
         watch = asyncio.ensure_future(self._watch())
         gate = asyncio.Semaphore(self.job.streams)
         tasks: set[asyncio.Task[None]] = set()
+        reads = self.job.cell.reads if self.job.phase == "trial" else None
+        to_read = list(islice(todo, reads.times)) if reads else []
+        is_reading, fewest = reads is not None, len(to_read) + self.job.requests
+        if reads:
+            # writers go on until the last read is over
+            todo = takewhile(lambda each: is_reading or each[0].number < fewest, todo)
 
         async def stream(number: int) -> None:
             """One session after the other."""
@@ -141,13 +149,28 @@ class WorkerRun:
             while not self.given_up and (session := next(todo, None)) is not None:
                 await self._session(session)
 
+        async def read(pause_s: float) -> None:
+            """Each read once all writers have decoded alone for a while."""
+            nonlocal is_reading
+            # one that answers at once never has all of them under way
+            while self.done < self.job.requests and not self.given_up:
+                if sum(bool(c.answer.times) for c in self.busy) >= self.job.streams:
+                    break
+                await asyncio.sleep(_POLL_S)
+            while to_read and not self.given_up:
+                await asyncio.sleep(pause_s)
+                await self._session(to_read.pop(0))
+            is_reading = False
+
         async def bounded(session: Session) -> None:
             async with gate:
                 await self._session(session)
 
         try:
             if self.job.cell.rate_per_s is None or self.job.phase != "trial":
-                await asyncio.gather(*(stream(number) for number in range(self.job.streams)))
+                readers = [read(reads.pause_s)] if reads else []
+                writers = (stream(number) for number in range(self.job.streams))
+                await asyncio.gather(*readers, *writers)
             else:
                 # with a rate: each when it is due, up to the cell's own bound at a time
                 for session in todo:
@@ -161,7 +184,7 @@ class WorkerRun:
                 await asyncio.gather(*tasks)
         finally:
             watch.cancel()
-        self.unsent += sum(len(session) for session in todo)
+        self.unsent += sum(len(session) for session in chain(to_read, todo))
 
     async def _session(self, session: Session) -> None:
         messages: list[bytes] = []
@@ -309,9 +332,12 @@ def _say(**message: Any) -> None:
     sys.stdout.buffer.flush()
 
 
-async def prepared(job: WorkerJob) -> tuple[WorkerRun, list[Session]]:
+async def prepared(job: WorkerJob) -> tuple[WorkerRun, Iterator[Session]]:
     """Everything but the requests themselves: prompts are made and connections are open."""
-    share, todo = WorkerRun(job), list(sessions(job))
+    # beside reads there is no last writer: those beyond the fewest are made as they are needed
+    share, todo, reads = WorkerRun(job), sessions(job), job.cell.reads
+    fewest = job.requests + reads.times if reads else None
+    todo = chain(list(islice(todo, fewest)), todo)
     gate, limit_s = asyncio.Semaphore(_PARALLEL_CONNECTS), job.workload.limits.connect_s
 
     async def open_one() -> None:
@@ -321,7 +347,7 @@ async def prepared(job: WorkerJob) -> tuple[WorkerRun, list[Session]]:
                 share.idle.append(await open_connection(job.address, share.tls, limit_s))
 
     # as many as will be needed at a time, before the clock runs
-    await asyncio.gather(*(open_one() for _ in range(job.streams)))
+    await asyncio.gather(*(open_one() for _ in range(job.streams + bool(reads))))
     return share, todo
 
 
@@ -342,7 +368,7 @@ async def _work(job: WorkerJob) -> None:
     gc.disable()
     await asyncio.sleep(share.origin - time.monotonic())
     before, begun = time.process_time(), time.monotonic()
-    await share.run(iter(todo))
+    await share.run(todo)
     cpu, wall = time.process_time() - before, time.monotonic() - begun
     for row in share.rows():
         _say(row=row.model_dump(mode="json", exclude_defaults=True))

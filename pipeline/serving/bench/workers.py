@@ -169,7 +169,9 @@ class SweepProgress:
             last = now
             wrong = f", {failed} failed" if failed else ""
             rate = events / (now - start)
-            log.say(f"  {title}: {done} of {cell.requests} done{wrong}, {rate:,.0f} events/s")
+            # beside reads, how many there will be is not known
+            of = "" if cell.reads else f" of {cell.requests}"
+            log.say(f"  {title}: {done}{of} done{wrong}, {rate:,.0f} events/s")
 
         yield advance
         self.skip(cell, 1)

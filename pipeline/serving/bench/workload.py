@@ -123,6 +123,15 @@ Prompts: TypeAlias = Annotated[
 ]
 
 
+class Reads(Frozen):
+    """Long prompts of one reader, one after the other, while the writers of a cell decode."""
+
+    times: Positive = 3
+    input: Lengths
+    output: Lengths = Fixed(tokens=1)  # it is the prompt that disturbs the writers
+    pause_s: Pause = 5.0  # before each, so long the writers decode alone
+
+
 class Load(Frozen):
     """One cell of a sweep: so many requests at a time, or so many a second."""
 
@@ -133,11 +142,15 @@ class Load(Frozen):
     # in place of the workload's own
     input: Lengths | None = None
     output: Lengths | None = None
+    # `requests` are the fewest answers then: writers go on until the last read is over
+    reads: Reads | None = Field(default=None, exclude_if=lambda reads: reads is None)
 
     @model_validator(mode="after")
     def _says_how_much(self) -> Load:
         if self.concurrency is None and self.rate_per_s is None:
             raise ValueError("needs `concurrency` or `rate_per_s`")
+        if self.reads and (self.rate_per_s or (self.concurrency or 0) > self.requests):
+            raise ValueError("`reads` need writers: `concurrency`, at most as many as `requests`")
         return self
 
 
@@ -204,6 +217,8 @@ class Workload(Frozen):
             has_input = all(load.input or self.input for load in self.loads)
             if not has_output or not (has_input or self.prompts.kind == "file"):
                 raise ValueError("needs `input` and `output` lengths")
+        if self.prompts.kind != "text" and any(load.reads for load in self.loads):
+            raise ValueError("`reads` are of text, as the prompts beside them must be")
         return self
 
 

@@ -133,3 +133,59 @@ def test_flat_names_are_those_of_the_definitions() -> None:
     names = {name.split(".")[0] for name in flat(read_run(FOLDER).cells[0].trials[0].metrics)}
     assert names <= set(DEFINITIONS)
     assert "ttft_ms" in names
+
+
+def _beside(*reads: tuple[float, float], **writer: object) -> Metrics:
+    """A writer whose first token comes at 1.0 s, and reads of 1000 tokens from and to."""
+    rows = [
+        _row(begin, part="reader", first_token_s=end - begin, end_s=end - begin, input_tokens=1000)
+        for begin, end in reads
+    ]
+    first: dict[str, object] = {"part": "writer", "first_token_s": 1.0, "end_s": 9.0}
+    return metrics_of([*rows, _row(**{**first, **writer})])  # type: ignore[arg-type]
+
+
+def test_decode_speed_is_told_apart_by_whether_somebody_reads() -> None:
+    gaps = [100_000] * 10 + [500_000] * 4 + [100_000] * 10
+    metrics = _beside((2.0, 4.0), gaps_us=gaps, chunks=25, output_tokens=25)
+    assert metrics.reads == 1
+    assert metrics.decode_alone_tok_s == pytest.approx(10.0)
+    assert metrics.decode_under_load_tok_s == pytest.approx(2.0)
+    assert metrics.decode_kept == pytest.approx(0.2)
+    assert metrics.worst_pause_ms == pytest.approx(500.0)
+    assert metrics.read_tok_s == pytest.approx(500.0)
+    # a reader's first token is no writer's
+    assert metrics.ttft_ms is not None
+    assert metrics.ttft_ms.mean == pytest.approx(1000.0)
+
+
+def test_a_pause_counts_whole_and_its_token_by_the_part_that_was_read() -> None:
+    # from 1.0 to 3.0 nothing comes, and somebody reads from 2.0 on
+    metrics = _beside((2.0, 3.0), gaps_us=[2_000_000, 100_000], chunks=3, output_tokens=3)
+    assert metrics.worst_pause_ms == pytest.approx(2000.0)
+    assert metrics.decode_under_load_tok_s == pytest.approx(0.5)
+    assert metrics.decode_alone_tok_s == pytest.approx(1.5 / 1.1)
+
+
+def test_events_with_several_tokens_count_all_of_them() -> None:
+    metrics = _beside((2.0, 3.0), gaps_us=[500_000] * 6, chunks=7, output_tokens=14)
+    assert metrics.decode_under_load_tok_s == pytest.approx(4.0)
+    assert metrics.decode_kept == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("read", [(20.0, 21.0), (0.0, 0.5)])
+def test_a_read_while_nobody_decodes_says_nothing(read: tuple[float, float]) -> None:
+    metrics = _beside(read)
+    assert metrics.decode_alone_tok_s == pytest.approx(10.0)
+    assert metrics.decode_under_load_tok_s is None
+    assert metrics.decode_kept is None
+    assert metrics.worst_pause_ms is None
+
+
+def test_a_cell_without_reads_is_as_before() -> None:
+    assert "reads" not in metrics_of([_row()]).model_dump()
+
+
+@pytest.mark.parametrize(("cached", "counted"), [(20, 20), (21, None), (0, 0)])
+def test_no_more_tokens_are_cached_than_the_prompt_has(cached: int, counted: int | None) -> None:
+    assert metrics_of([_row(cached_tokens=cached)]).cached_tokens == counted

@@ -274,3 +274,50 @@ def test_cells_have_names_of_their_own() -> None:
     assert names == ["c1-in512", "c1-in2048", "c1-in8192", "c1-in16384"]
     twice = _workload(loads=[{"concurrency": 2, "requests": 4}] * 2)
     assert [cell.name for cell in cells_of(twice)] == ["c2", "c2-1"]
+
+
+_READS = {"input": {"kind": "fixed", "tokens": 900}}
+
+
+def test_reads_come_first_and_writers_have_no_end() -> None:
+    workload = _workload(loads=[{"concurrency": 2, "requests": 2, "reads": _READS}])
+    cell = cells_of(workload)[0]
+    assert cell.name == "c2-read900"
+    planned = [session[0] for session, _ in zip(sessions(_job(workload)), range(20), strict=False)]
+    assert [each.part for each in planned] == ["reader"] * 3 + ["writer"] * 17
+    assert [each.asked_input for each in planned[:4]] == [900, 900, 900, 200]
+    assert [each.asked_output for each in planned[:4]] == [1, 1, 1, 50]
+    # one read warms up, and then there is an end
+    warm = list(sessions(_job(workload, phase="warm-up")))
+    assert [session[0].part for session in warm] == ["reader", "writer", "writer"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"loads": [{"rate_per_s": 2, "requests": 2, "reads": _READS}]}, "need writers"),
+        ({"loads": [{"concurrency": 4, "requests": 2, "reads": _READS}]}, "need writers"),
+        (
+            {
+                "loads": [{"concurrency": 2, "requests": 2, "reads": _READS}],
+                "prompts": {"kind": "random-tokens", "vocabulary": 100},
+            },
+            "are of text",
+        ),
+        ({"loads": [{"concurrency": 2, "requests": 2, "reads": {"times": 0}}]}, "times"),
+    ],
+)
+def test_reads_that_cannot_be_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        _workload(**changes)
+
+
+def test_a_reader_stays_beside_another_number_of_writers() -> None:
+    changed = changed_workload(read_workload("interference"), concurrency=[8])
+    assert [(load.concurrency, load.requests) for load in changed.loads] == [(8, 8)]
+    assert changed.loads[0].reads == read_workload("interference").loads[0].reads
+
+
+def test_a_workload_without_reads_has_the_digest_that_it_had() -> None:
+    assert "reads" not in _workload().model_dump(mode="json")["loads"][0]
+    assert "reads" not in cells_of(_workload())[0].model_dump(mode="json")
