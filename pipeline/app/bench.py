@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from pipeline.hosts.facts.drift import compare_facts, read_recorded_facts
 from pipeline.hosts.facts.gather import gather_facts
 from pipeline.serving.bench.metrics import DEFINITIONS
 from pipeline.serving.bench.model import BenchRun, Inputs
-from pipeline.serving.bench.place import runs_in
+from pipeline.serving.bench.place import is_run, runs_in
 from pipeline.serving.bench.record import read_run as read_run
 from pipeline.serving.bench.record import workload_digest
 from pipeline.serving.bench.results.compare import (
@@ -55,6 +55,7 @@ from pipeline.serving.serve.run import (
     attempts_of,
     find_served,
     new_attempt,
+    recipe_digest,
     serve_launch,
     status_of,
 )
@@ -103,7 +104,15 @@ def measure_server(
     on, runs = request.on, []
     for name, workload in workloads.items():
         folder = request.out / workload.name
-        if workload.starts:
+        done = read_run(folder) if workload.engine_starts > 1 and is_run(folder) else None
+        asked = (workload_digest(workload), recipe_digest(recipe) if recipe else None, "complete")
+        is_done = done and (done.inputs.workload, done.inputs.recipe, done.state) == asked
+        if done and is_done and all(cell.state == "good" for cell in done.cells):
+            # no engine is started to say so
+            require_as_measured(folder, done)
+            log.say(f"The run in {folder} is finished: nothing is measured.")
+            runs.append(done)
+        elif workload.starts:
             if recipe is None:
                 raise errors.WorkloadInvalid(
                     "how long a start takes can be measured of a recipe alone",
@@ -113,13 +122,26 @@ def measure_server(
                 inputs = _inputs(workload, recipe, begun, request, HERE, signing)
                 runs.append(measure_starts(workload, starter, folder, inputs))
         else:
-            with _server_of(workspace, recipe, request.target, request.engine, on) as found:
-                (server, served, site), attempt = found, None
+            with ExitStack() as stack:
+                restart = attempt = served = serve = None
+                if workload.engine_starts > 1:
+                    if recipe is None:
+                        raise errors.WorkloadInvalid(
+                            f"{workload.name}: the engine of an address cannot be started anew",
+                            "Name the recipe in place of the address, or leave --starts out.",
+                        )
+                    starting = _recipe_starter(workspace, recipe, request)
+                    (starter, serve), site = stack.enter_context(starting), HERE
+                    restart = starter.again
+                    server = restart()
+                else:
+                    found = _server_of(workspace, recipe, request.target, request.engine, on)
+                    server, served, site = stack.enter_context(found)
                 if served:
                     # the serve that started it: what it rests on, by digest
                     attempts = attempts_of(workspace.store_to_read()).read().attempts
                     attempt = next((a for a in attempts if a.begun.id == served.attempt), None)
-                serve, known = attempt.begun if attempt else None, dict[str, Any]()
+                serve, known = attempt.begun if attempt else serve, dict[str, Any]()
                 if served and not attempt and served.built == "same":
                     # a unit that was deployed: its image was compared with the store's just now
                     known["image"] = served.digest
@@ -132,6 +154,7 @@ def measure_server(
                     speculates = bool(recipe.speculation and recipe.speculation.enabled)
                 bench = Bench(
                     server=server,
+                    restart=restart,
                     workload=workload,
                     folder=folder,
                     inputs=_inputs(workload, recipe, serve, request, site, signing, known),
@@ -272,6 +295,7 @@ def changed_workload(
     input_tokens: int | None = None,
     output_tokens: int | None = None,
     repeats: int | None = None,
+    starts: int | None = None,
     allow_loops: bool = False,
 ) -> Workload:
     """A workload with what was typed in place of its own; its digest is another then."""
@@ -294,6 +318,16 @@ def changed_workload(
     if output_tokens:
         values["output"] = Fixed(tokens=output_tokens)
     values |= {"repeats": repeats} if repeats else {}
+    if starts and starts > 1:
+        # every start has as many, so that none counts more than another
+        each = -(-(repeats or workload.repeats) // starts)
+        values |= {"engine_starts": starts, "repeats": each * starts}
+        if workload.starts or (repeats and repeats % starts):
+            why = "it measures starts already" if workload.starts else f"{repeats} repeats"
+            raise errors.WorkloadInvalid(
+                f"{workload.name}: --starts {starts} shares its repeats: {why}",
+                "Name as many --repeats for each start, or leave them out.",
+            )
     values |= {"looping": "mark"} if allow_loops else {}
     if not values:
         return workload
@@ -325,7 +359,7 @@ def _recipe_starter(
         if job.weights is None:
             raise errors.WorkloadInvalid(
                 f"{name}: its weights are in no folder that is known here",
-                "--weights DIR names it: a cold start reads them from the disk again.",
+                "--weights DIR names it: the engine is started with them, cold or warm.",
             )
 
         def start() -> Started:

@@ -25,7 +25,14 @@ from pipeline.cli.output import answer_keys, say_json
 from pipeline.core import log
 from pipeline.serving.bench.marks import cell_marks
 from pipeline.serving.bench.metrics import DEFINITIONS
-from pipeline.serving.bench.results.compare import GATED, LEAST, LEAST_IN_TURNS, STATISTIC
+from pipeline.serving.bench.results.compare import (
+    GATED,
+    LEAST,
+    LEAST_IN_TURNS,
+    LEAST_ONE_START,
+    ONE_START,
+    STATISTIC,
+)
 from pipeline.serving.bench.workload import read_workload, shipped_names
 
 if TYPE_CHECKING:
@@ -91,6 +98,12 @@ _CHANGES = ("concurrency", "rate", "requests", "input_tokens", "output_tokens", 
 @click.argument("target", metavar="RECIPE|URL")
 @_measure_options
 @click.option(
+    "--starts",
+    type=click.IntRange(1),
+    help="Start the engine of the recipe so often, and measure a share of the trials in each start;"
+    " the intervals are over starts [default: measure what is served].",
+)
+@click.option(
     "--host-facts",
     type=EXISTING_FILE,
     help="Facts of the server's host, as `sm120 host facts --json` writes them; with --on they must"
@@ -131,7 +144,7 @@ def bench_run_command(
     """
     if is_address(target) and on:
         raise click.UsageError("--on is for a recipe: an address names its host itself")
-    changes = {name: options.pop(name) for name in (*_CHANGES, "allow_loops")}
+    changes = {name: options.pop(name) for name in (*_CHANGES, "starts", "allow_loops")}
     is_cluster = on is not None and on.host.partition(":")[0] == "slurm"
     order = slurm(on.host if on and is_cluster else None)
     request = app.bench.BenchRequest(
@@ -140,7 +153,8 @@ def bench_run_command(
     if order and (request.host_facts or (on and on.inventories)):
         raise click.UsageError("--on slurm: nodes send their own facts, and have no inventory")
     _, workloads = app.bench.chosen_workloads(workspace, request)
-    if on and (starts := [name for name, each in workloads.items() if each.starts]):
+    started = [n for n, each in workloads.items() if each.starts or each.engine_starts > 1]
+    if on and (starts := started):
         raise click.UsageError(
             f"{starts[0]}: starts are measured on the machine itself: leave --on out"
         )
@@ -209,6 +223,8 @@ def _lines(run: BenchRun, folder: Path) -> Iterator[str]:
         yield from (f"{cell.cell.name}: {mark}" for mark in cell_marks(cell.trials))
     count = max((len(cell.trials) for cell in run.cells), default=0)
     sure = f"means of {count:,} trials with 95 % confidence"
+    if (starts := run.workload.engine_starts) > 1:
+        sure = f"means of {starts} starts of the engine, {count:,} trials, with 95 % confidence"
     if count < 2:
         sure = "one trial, which says nothing of its error"
     yield f"{run.server.model}: {run.workload.name}; {sure}; every request is in {folder}"
@@ -258,7 +274,8 @@ def bench_list_command(as_json: bool) -> None:
     "--least",
     type=click.FloatRange(0, 100),
     help="Percent that a winner must surely be ahead"
-    f" [default: {LEAST:g}; {LEAST_IN_TURNS:g} where both were measured in turns].",
+    f" [default: {LEAST:g}; {LEAST_ONE_START:g} where a side has one start of its engine;"
+    f" {LEAST_IN_TURNS:g} where both were measured in turns].",
 )
 @flag_option("--all", "everything", help="Show every number.")
 @flag_option("--gate", help="Fail where SECOND is worse than FIRST, the baseline.")
@@ -353,6 +370,9 @@ def _text(comparison: BenchComparison, gate: Sequence[GateRow], everything: bool
         yield f"\n{log.table(['gate', 'cell', 'number', 'message'], verdicts)}"
     how = "measured in turns" if comparison.in_turns else "measured one after the other"
     yield f"\nStatistic: {STATISTIC}. Least difference: {comparison.least_percent:g} %, {how}."
+    if min(comparison.starts) < 2:
+        counts = " and ".join(log.count(count, "start") for count in comparison.starts)
+        yield f"{ONE_START} ({counts} of the engine)."
 
 
 def _inputs_text(title: str, changes: Sequence[InputChange]) -> Iterator[str]:

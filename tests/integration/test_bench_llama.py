@@ -1,15 +1,25 @@
-"""Interference against mainline llama.cpp: a real engine with a model of 1 MB, which is quick."""
+"""Interference, several starts and traces against mainline llama.cpp, a real engine.
+
+Its model has 1 MB, so that it is quick on any machine.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from pipeline.serving.bench.record import read_run
+from pipeline.app.bench import changed_workload
+from pipeline.core.net.wire import Address
+from pipeline.serving.bench.model import Inputs
+from pipeline.serving.bench.record import read_run, workload_digest
+from pipeline.serving.bench.runner import Bench
+from pipeline.serving.bench.server import MeasuredServer
+from pipeline.serving.bench.workload import read_workload
 from tests.testbed.llama_server import served
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,3 +74,21 @@ def test_a_long_prompt_slows_the_writers_of_llama_cpp(tiny_model: Path, tmp_path
         assert metrics.itl_ms is not None
         # a step of the engine holds 512 tokens of the prompt, and every writer waits for it
         assert metrics.worst_pause_ms > 3 * metrics.itl_ms.p50
+
+
+def test_several_starts_of_llama_cpp_are_one_run(tiny_model: Path, tmp_path: Path) -> None:
+    flags = ("-t", "1", "-np", "2", "-c", "8192", "--metrics")
+    with ExitStack() as stack:
+
+        def start() -> MeasuredServer:
+            stack.close()  # ends the one before
+            url = stack.enter_context(served(tiny_model, tmp_path, flags))
+            return MeasuredServer(Address.read(url), url)
+
+        workload = changed_workload(read_workload("tiny"), concurrency=[1], starts=2, repeats=2)
+        inputs = Inputs(workload=workload_digest(workload))
+        bench = Bench(start(), workload, tmp_path / "out", inputs, restart=start)
+        run = bench.run()
+    (cell,) = run.cells
+    assert (cell.state, [trial.start for trial in cell.trials]) == ("good", [0, 1])
+    assert cell.intervals["tpot_ms.mean"].trials == 2

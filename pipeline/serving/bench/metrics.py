@@ -240,9 +240,26 @@ def flat(metrics: Metrics) -> dict[str, float]:
 
 def intervals(trials: Sequence[model.Trial]) -> dict[str, Interval]:
     """Mean and 95 % confidence of each metric over trials; void ones are left out."""
-    numbers = [flat(trial.metrics) for trial in trials if not trial.void]
+    numbers = independent_numbers(trials)
     names = sorted({name for each in numbers for name in each})
     return {name: interval([each[name] for each in numbers if name in each]) for name in names}
+
+
+def independent_numbers(trials: Sequence[model.Trial]) -> list[dict[str, float]]:
+    """The numbers of each good trial; of several starts of the engine, the means of each start.
+
+    Trials of one start share what it left behind, so that more of them say nothing of another.
+    """
+    good = [trial for trial in trials if not trial.void]
+    if any(trial.start is None for trial in good):
+        return [flat(trial.metrics) for trial in good]
+    found = []
+    for start in sorted({trial.start for trial in good if trial.start is not None}):
+        every = [flat(trial.metrics) for trial in good if trial.start == start]
+        names = dict.fromkeys(name for each in every for name in each)
+        known = {name: [each[name] for each in every if name in each] for name in names}
+        found.append({name: added(values) / len(values) for name, values in known.items()})
+    return found
 
 
 def interval(values: Sequence[float]) -> Interval:

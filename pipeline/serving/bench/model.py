@@ -247,6 +247,8 @@ class Trial(Frozen):
     """One run of a cell: its own warm-up, a drained server before it."""
 
     number: Count  # 0 is the first
+    # which start of the engine it was measured in, where there were several
+    start: Count | None = Field(default=None, exclude_if=lambda number: number is None)
     started: Stamp
     metrics: Metrics
     marks: list[Mark] = []
@@ -260,6 +262,7 @@ class Trial(Frozen):
 class Interval(Frozen):
     """A metric over the good trials of a cell: mean and 95 % confidence (Student's t).
 
+    With several starts of the engine it is over the means of the starts, and `trials` counts these.
     `low` and `high` are none with fewer than two trials: one trial says nothing of its error.
     """
 

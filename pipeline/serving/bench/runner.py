@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import resource
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -55,12 +55,14 @@ class Bench:
     model: str | None = None
     speculates: bool | None = None  # what a recipe says of it
     settings: dict[str, str] = field(default_factory=dict)  # the same, by name
+    restart: Callable[[], MeasuredServer] | None = None  # for a workload with several starts
     workers: int | None = None  # none: as many as the self-test finds
     self_test: bool = True
     prompt_file: Path | None = None
     sample_every_s: float = 1.0
     drain_s: float = _DRAIN_S
-    _warm: set[str] = field(default_factory=set)  # cells, in this process
+    _warm: set[str] = field(default_factory=set)  # cells, in this start of the engine
+    _start: int | None = None  # which start of the engine this is, where there are several
 
     def run(self) -> BenchRun:
         """From the first cell, or from where an earlier run stopped."""
@@ -78,11 +80,33 @@ class Bench:
                 self._measure_scale(facts)
                 progress = SweepProgress(cells, self.workload.repeats)
                 for cell in cells:
-                    done = next((c for c in self._run.cells if c.cell.name == cell.name), None)
-                    progress.skip(cell, len(done.good_trials) if done else 0)
-                    while self._run_next(cell, progress):
-                        pass
+                    progress.skip(cell, self._good(cell))
+                starts, is_first, void = self.workload.engine_starts, True, set[str]()
+                for number in range(starts):
+                    # each start of the engine has its share of the trials
+                    share = self.workload.repeats * (number + 1) // starts
+                    left = [c for c in cells if self._good(c) < share and c.name not in void]
+                    if left and starts > 1:
+                        known = (t.start for c in self._run.cells for t in c.trials)
+                        # a run that goes on does so in a further start
+                        self._start = max((n for n in known if n is not None), default=-1) + 1
+                        self._warm.clear()
+                    if left and self.restart and not is_first:
+                        with log.step(f"Starting the engine anew, {number + 1} of {starts}"):
+                            self.server = self.restart()
+                            now = server_facts(self.server, facts.model)
+                        if now.version != facts.version:
+                            raise RunInvalid(f"was {facts.version} before, and is {now.version}")
+                    is_first = is_first and not left
+                    for cell in left:
+                        while self._good(cell) < share and cell.name not in void:
+                            self._run_next(cell, progress)
+                            # a cell ends with its first void trial
+                            void |= {c.cell.name for c in self._run.cells if c.state == "void"}
             return self._write(state="complete", why_partial="")
+
+    def _good(self, cell: Cell) -> int:
+        return sum(len(c.good_trials) for c in self._run.cells if c.cell.name == cell.name)
 
     def _asked(self) -> tuple[list[Cell], ServerFacts]:
         with log.step(f"Asking {self.server.url} what it serves"):
@@ -272,6 +296,7 @@ class Bench:
         progress.ended(cell, metrics, void)
         return Trial(
             number=number,
+            start=self._start,
             started=started,
             metrics=metrics,
             marks=marks,

@@ -46,6 +46,16 @@ class Starter:
     stop: Callable[[], None]  # also where nothing runs
     weights: Path
 
+    @property
+    def again(self) -> Callable[[], MeasuredServer]:
+        """Ends what runs, and starts it."""
+
+        def restart() -> MeasuredServer:
+            self.stop()
+            return self.start().server
+
+        return restart
+
 
 def drop_page_cache(folder: Path) -> None:
     """Let the kernel drop its copies of the files, so that they are read from the disk again."""

@@ -201,6 +201,8 @@ class Workload(Frozen):
     starts: list[Literal["cold", "warm"]] = []
     warmup_requests: Annotated[int, Field(ge=0)] | None = None  # none: one for each stream
     repeats: Positive = 3
+    # the engine is started so often, and each start has its share of the repeats
+    engine_starts: Positive = Field(default=1, exclude_if=lambda count: count == 1)
     sampling: Sampling = Sampling()
     objectives: Objectives | None = None
     limits: RequestLimits = RequestLimits()
@@ -212,6 +214,8 @@ class Workload(Frozen):
     def _is_whole(self) -> Workload:
         if bool(self.loads) == bool(self.starts):
             raise ValueError("needs `loads`, or `starts`")
+        if self.engine_starts > 1 and (self.starts or self.repeats % self.engine_starts):
+            raise ValueError("`repeats` of `loads` are shared by `engine_starts` without a rest")
         if self.loads and self.prompts.kind not in ("conversation",):
             has_output = all(load.output or self.output for load in self.loads)
             has_input = all(load.input or self.input for load in self.loads)

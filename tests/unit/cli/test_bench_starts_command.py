@@ -90,3 +90,37 @@ def test_a_tiny_recipe_makes_its_weights_as_serve_does(world: World, tmp_path: P
 def test_other_recipes_need_a_folder_of_weights(world: World, tmp_path: Path) -> None:
     assert "--weights" in world.starts(tmp_path).err
     assert world.engine.created == []
+
+
+def _several(world: World, out: Path, *more: str) -> Ended:
+    words = ("--workload", "tiny", "--concurrency", "1", "--requests", "2", "--no-self-test")
+    return world.sm120("bench", "brainy", *words, "--output", str(out), *more)
+
+
+def test_several_starts_are_measured_and_nothing_is_left(world: World, tmp_path: Path) -> None:
+    more = ("--starts", "2", "--repeats", "2", "--weights", str(world.weights))
+    done = _several(world, tmp_path, *more)
+    assert done.code == 0, done.err
+    assert "means of 2 starts of the engine, 2 trials, with 95 % confidence" in done.out
+    assert "Starting the engine anew, 2 of 2" in done.err
+    assert world.engine.known == {}
+    assert len(world.engine.created) == 2
+    run = read_run(tmp_path / "tiny")
+    assert [trial.start for trial in run.cells[0].trials] == [0, 1]
+    assert run.inputs.image == world.digest
+    # a finished run is shown, and no engine is started for that
+    again = _several(world, tmp_path, *more)
+    assert (again.code, len(world.engine.created)) == (0, 2)
+    assert "is finished: nothing is measured" in again.err
+
+
+def test_an_address_cannot_be_started_anew(world: World, tmp_path: Path) -> None:
+    words = ("bench", "http://127.0.0.1:1", "--starts", "2", "--output", str(tmp_path))
+    done = world.sm120(*words)
+    assert done.error == "WorkloadInvalid"
+    assert "the engine of an address cannot be started anew" in done.err
+
+
+def test_several_starts_are_of_this_machine(world: World, tmp_path: Path) -> None:
+    done = _several(world, tmp_path, "--starts", "2", "--on", "other")
+    assert (done.code, "leave --on out" in done.err) == (2, True)

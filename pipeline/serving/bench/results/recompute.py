@@ -109,6 +109,11 @@ def left_out(folder: Path, run: BenchRun) -> list[str]:
             wrong.append(f"{name}: {cell.cell.requests} requests, the workload has {plan.requests}")
         if cell.state == "good" and len(cell.trials) != repeats:
             wrong.append(f"{name}: {len(cell.trials)} trials, the workload has {repeats}")
+        starts = {trial.start for trial in cell.trials if trial.start is not None}
+        # one that was stopped has more: it went on in a further start
+        if cell.state == "good" and len(starts) < run.workload.engine_starts > 1:
+            of = f"the workload has {run.workload.engine_starts}"
+            wrong.append(f"{name}: {len(starts)} starts of the engine, {of}")
         is_void = any(trial.void for trial in cell.trials)
         if is_void != (cell.state == "void"):
             wrong.append(f"{name}: is {cell.state}, by its trials it is not")
