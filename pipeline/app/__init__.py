@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pipeline.app import bench as bench
     from pipeline.app import bench_nodes as bench_nodes
     from pipeline.app import build as build
+    from pipeline.app import bump as bump
     from pipeline.app import bundle as bundle
     from pipeline.app import deliver as deliver
     from pipeline.app import deploy as deploy
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pipeline.app import image_statements as image_statements
     from pipeline.app import images as images
     from pipeline.app import on_slurm as on_slurm
+    from pipeline.app import pages as pages
     from pipeline.app import paste as paste
     from pipeline.app import quality as quality
     from pipeline.app import rebuilds as rebuilds

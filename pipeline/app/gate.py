@@ -390,9 +390,7 @@ def judge_all_patches(
         specs = checkout.series(plan.spec).patches
         # where no patch is for a gate, no engine is needed to list them
         if specs and not any(spec.gate for spec in specs):
-            known = [
-                patches.without_gate(spec, spec.applies_to.rpartition("==")[2]) for spec in specs
-            ]
+            known = [patches.without_gate(spec, spec.made_for or spec.applies_to) for spec in specs]
             return JudgedPatches(known, None, "", None)
     sandbox = find_sandbox()
     # a person chose the locked version, the others are only on an index

@@ -61,6 +61,7 @@ DAILY = {
     "run": Verb("run_plan:run_command", "Run a plan: commands in order, each once for its inputs."),
     "bundle": Verb("bundle:bundle_command", "Bring all that a plan needs into a folder."),
     "unbundle": Verb("bundle:unbundle_command", "Check such a folder, and use or serve it."),
+    "bump": Verb("bump:bump_command", "Judge newer versions of an image's engine.", "image"),
     "doctor": _DOCTOR,
 }
 

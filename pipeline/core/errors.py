@@ -574,6 +574,12 @@ class PatchUnproved(GateNotPassed):
     hint = "Drop a superseded patch, redo an inert one; `no_gate` is for one without a kernel."
 
 
+class BumpWaits(GateNotPassed):
+    """a newer version of an engine was judged, and must not be taken as it is"""
+
+    hint = "The page that was written says what failed, which patches it needs and what moves."
+
+
 # Never counted as passed, and not as failed either: CI may retry this, but not 50.
 class GateUndecided(PipelineError, code=51):
     """a gate could not be judged"""

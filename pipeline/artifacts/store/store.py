@@ -9,6 +9,7 @@
     images/       what was built last, for `nothing to do` in a blink, and the results of its gates
     gate/ gates/  what gates compile with, and their results; see pipeline/images/gate/upkeep.py
     toolchains/ trees/ objects/ imports/ logs/  what compiling leaves (images/source)
+    bumps/        candidates of `sm120 bump`: their specs and locks, and what was found
     published/    which repositories were seen to hold what
     verified/     the newest image that a tag of a registry was seen on
     attempts/ tiny/  what was served and how it went, and the tiny model; see pipeline/serving/serve
@@ -56,7 +57,7 @@ FOLDERS = (
 OWN = (
     *(*FOLDERS, "gate", "gates", "published", "verified"),
     *("imports", "logs", "objects", "toolchains", "trees"),
-    *("attempts", "tiny", "loaded", "smoke"),
+    *("attempts", "tiny", "loaded", "smoke", "bumps"),
 )
 # A new disk has the first; the second is a mark that was cut short.
 _NOTHING = ("lost+found", MARK)

@@ -157,7 +157,10 @@ def without_gate(spec: PatchSpec, version: str) -> PatchVerdict:
 
 def _judge(gate: ImageGate, card: Card, tree: engine.EngineTree, spec: PatchSpec) -> PatchVerdict:
     if spec.gate is None:
-        return without_gate(spec, tree.version)
+        _, conflict = _with_patches(gate, tree, gate.series.patches, spec)
+        known = without_gate(spec, tree.version)
+        update = {"state": "conflict", "message": conflict}
+        return known.model_copy(update=update) if conflict else known
     if spec.gate.startswith((PARSERS, TEMPLATES)):
         return judge_chat_patch(gate, tree, spec)
     cases = gate.gates.cases(only=spec.gate)
@@ -169,7 +172,7 @@ def _judge(gate: ImageGate, card: Card, tree: engine.EngineTree, spec: PatchSpec
     # with the others in place, as in the image: one patch may need another
     base, _ = _with_patches(gate, tree, [w for w in gate.series.patches if w is not spec])
     without = gate.judge(base, card, cases)
-    full, conflict = _with_patches(gate, tree, gate.series.patches)
+    full, conflict = _with_patches(gate, tree, gate.series.patches, spec)
     after = None if conflict else gate.judge(full, card, cases)
     # gone from the whole version, and not only from where the case looks for it
     is_absent = all(
@@ -181,7 +184,7 @@ def _judge(gate: ImageGate, card: Card, tree: engine.EngineTree, spec: PatchSpec
         after,
         applied=engine.is_applied(tree, spec, gate.patch_folder),
         conflict=conflict,
-        is_older=Version(tree.version) < Version(gate.tree.version),
+        is_older=Version(tree.version) < Version(spec.made_for or gate.tree.version),
         is_absent=is_absent,
     )
     numbers = None
@@ -226,14 +229,14 @@ def judge_chat_patch(
         judge, python = partial(parsing.judge, cases=cases), parsing.environment.facts.python
     base, _ = _with_patches(gate, tree, [w for w in gate.series.patches if w is not spec])
     without = judge(base)
-    full, conflict = _with_patches(gate, tree, gate.series.patches)
+    full, conflict = _with_patches(gate, tree, gate.series.patches, spec)
     after = None if conflict else judge(full)
     state, message = decide(
         without,
         after,
         applied=engine.is_applied(tree, spec, gate.patch_folder),
         conflict=conflict,
-        is_older=Version(tree.version) < Version(gate.tree.version),
+        is_older=Version(tree.version) < Version(spec.made_for or gate.tree.version),
         is_absent=all(case.verdict == "unknown" for case in without),
     )
     return PatchVerdict(
@@ -249,13 +252,22 @@ def judge_chat_patch(
 
 
 def _with_patches(
-    gate: OpenedGate[Any], tree: engine.EngineTree, patches: Sequence[PatchSpec]
+    gate: OpenedGate[Any],
+    tree: engine.EngineTree,
+    patches: Sequence[PatchSpec],
+    judged: PatchSpec | None = None,
 ) -> tuple[engine.EngineTree, str]:
-    """Patches a tree, or returns it as it is and why they do not fit."""
-    try:
-        return engine.patched(tree, patches, gate.patch_folder, gate.context), ""
-    except PatchConflict as error:
-        return tree, str(error)
+    """A tree with those of the patches that fit it, and why the judged one does not."""
+    fitting: list[PatchSpec] = []
+    conflict = ""
+    for spec in patches:
+        try:
+            engine.patched_files(tree, [*fitting, spec], gate.patch_folder)
+            fitting.append(spec)
+        except PatchConflict as error:
+            # another one that does not fit has a verdict of its own
+            conflict = str(error) if spec is judged else conflict
+    return engine.patched(tree, fitting, gate.patch_folder, gate.context), conflict
 
 
 def _needs(cases: Sequence[CaseResult]) -> dict[str, int]:

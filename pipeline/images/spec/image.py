@@ -423,6 +423,11 @@ class PatchSpec(Frozen):
     )
     files: Annotated[list[PatchedFile], Field(min_length=1)]
 
+    @property
+    def made_for(self) -> str:
+        """The version of the engine that it was made for; empty where none is named."""
+        return self.applies_to.partition("==")[2]
+
     @model_validator(mode="after")
     def _has_reasons(self) -> PatchSpec:
         unclear = [

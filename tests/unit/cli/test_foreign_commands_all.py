@@ -48,6 +48,7 @@ ROWS: Mapping[str, Row] = {
     "bench list": _OWN,
     "bench run": _URL,
     "build": _IMAGE,
+    "bump": _IMAGE,
     "bundle": Row("a plan of others", ("{yaml}", "--output", NAME)),
     "completion": Row("a name that was typed", (NAME,)),
     "doctor": Row("lines of a log", ("{text}", "--no-facts")),

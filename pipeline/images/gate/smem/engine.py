@@ -291,6 +291,16 @@ def _folder(context: GateContext, pin: WheelPin) -> Path:
     return context.store.root / "gate" / "engines" / key
 
 
+def patched_files(tree: EngineTree, patches: Sequence[PatchSpec], folder: Path) -> dict[str, bytes]:
+    """The files that patches change, as they leave them; each must fit exactly."""
+    changed: dict[str, bytes] = {}
+    for spec in patches:
+        for change in patch.parse(read_patch(folder / spec.file), spec.file):
+            before = changed.get(change.path) or _read(tree.folder, change.path, spec.file)
+            changed[change.path] = patch.apply(change, before, spec.file)
+    return changed
+
+
 def patched(
     tree: EngineTree, patches: Sequence[PatchSpec], folder: Path, context: GateContext
 ) -> EngineTree:
@@ -298,11 +308,7 @@ def patched(
 
     The new tree has its own copies of the changed files, and links to all others.
     """
-    changed: dict[str, bytes] = {}
-    for spec in patches:
-        for change in patch.parse(read_patch(folder / spec.file), spec.file):
-            before = changed.get(change.path) or _read(tree.folder, change.path, spec.file)
-            changed[change.path] = patch.apply(change, before, spec.file)
+    changed = patched_files(tree, patches, folder)
     if not changed:
         return tree
     sums = {path: sha256_of(data) for path, data in changed.items()}

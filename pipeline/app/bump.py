@@ -1,0 +1,625 @@
+"""Judge other versions of an image's engine before a person decides: locks, patches, gates, start.
+
+A candidate is a copy of the checkout in the store (`bumps/IMAGE-at-VERSION`) in which one pin is
+another one. Everything that judges an image judges the candidate as well, under a name of its own,
+so that neither the checkout nor the image that was built from it changes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import yaml
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from pydantic import ValidationError
+
+from pipeline import __version__
+from pipeline.app.build import BuildRequest, build_images
+from pipeline.app.gate import (
+    GateRequest,
+    judge_all_patches,
+    make_gate_context,
+    prove_starts,
+    run_gates,
+)
+from pipeline.app.on_slurm import SlurmOrder
+from pipeline.app.pages import Block, write_pages
+from pipeline.app.specs import lock_images
+from pipeline.app.workspace import Workspace, pick_platform, platforms_of
+from pipeline.core import log
+from pipeline.core.errors import (
+    BumpWaits,
+    GateEnvironment,
+    GateUnknown,
+    Interrupted,
+    PatchConflict,
+    PipelineError,
+    RecipeInvalid,
+    ResolveFailed,
+    SpecInvalid,
+)
+from pipeline.core.files import os_errors_explained, remove_tree, write_bytes
+from pipeline.core.model import Frozen, canonical_json, sha256_of
+from pipeline.core.sealed import read_or_none
+from pipeline.core.verdict import GateVerdict
+from pipeline.evidence.statements.bill import licences_of
+from pipeline.evidence.statements.inventory import package_parts
+from pipeline.images.assemble.image import find_built
+from pipeline.images.assemble.plan import plan_image
+from pipeline.images.engine.parser_flags import (
+    find_parser_flags,
+    flags_folder,
+    write_parser_flags,
+)
+from pipeline.images.gate.arch import reader_digest
+from pipeline.images.gate.evidence import Evidence
+from pipeline.images.gate.files import has_cases, read_setup
+from pipeline.images.gate.patches import PatchVerdict, versions_against
+from pipeline.images.gate.smem.engine import locked_wheel
+from pipeline.images.gate.smem.environment import cuda_of
+from pipeline.images.gate.smem.run import worker_digest
+from pipeline.images.lock.model import (
+    ImageLock,
+    Move,
+    diff_locks,
+    read_lock,
+    sealed_lock,
+    write_lock,
+)
+from pipeline.images.spec.checkout import Checkout
+from pipeline.images.spec.new import copy_image
+from pipeline.images.start_test.expected import engine_of
+
+Advice = Literal["take", "take with patches", "wait", "nothing newer"]
+# Part of the key of every kept result: raised when the same findings are judged otherwise.
+_FORMAT = 1
+_FOLDER = "bumps"
+_MOST_ROWS = 8  # of what failed, on a page; the commands that it names show all
+# A patch in one of these states is left out of the candidate, and its gate passes without it.
+GONE = ("upstreamed", "superseded", "not needed yet")
+_KEPT = ("needed", "no gate")
+_NOT_BUILT = "not judged: the image was not built (--no-build)"
+
+
+@dataclass(frozen=True)
+class BumpRequest:
+    """Which images to judge at which versions, and what may be left out or written."""
+
+    names: tuple[str, ...] = ()
+    everything: bool = False
+    to: tuple[str, ...] = ()  # versions, or requirements such as vllm>=0.30; none: the newest
+    platform: str | None = None
+    output: Path | None = None  # the page, without its ending
+    built: bool = True
+    fresh: bool = False
+    write: bool = False
+    mirrors: tuple[str, ...] = ()
+    offline: bool = False
+
+
+class LockFacts(Frozen):
+    """What a lock means for a machine: how much it fetches, and what it runs on."""
+
+    version: str
+    wheels: int
+    size_bytes: int
+    cuda: str  # empty: nothing in it is for a GPU
+    torch: str
+    triton: str
+
+
+class LicenceMove(Frozen):
+    """A package whose licence is new, or another one than before."""
+
+    name: str
+    before: str | None  # none where it was not there, or is not known
+    after: str
+
+
+class JudgedGate(Frozen):
+    """One gate's verdict on a candidate, with what did not pass."""
+
+    gate: str
+    arch: str
+    verdict: GateVerdict
+    counts: dict[str, int] = {}
+    bad: list[str] = []  # the first of them, each with its reason
+
+
+Stage: TypeAlias = Callable[[], list[JudgedGate]]
+
+
+class Bump(Frozen):
+    """An image at another version of its engine: what changes, what was judged, what follows."""
+
+    image: str
+    platform: str
+    engine: str
+    locked: str
+    version: str
+    error: str = ""  # why there is no lock
+    before: LockFacts | None = None
+    after: LockFacts | None = None
+    moves: list[Move] = []
+    licences: list[LicenceMove] | None = None  # none where nothing was built to read them from
+    patches: list[PatchVerdict] = []
+    gates: list[JudgedGate] = []
+    seconds: float = 0.0
+    is_kept: bool = False  # found as it was judged before
+
+    @property
+    def reasons(self) -> list[str]:
+        """What speaks against it, worst first; unknown never passes."""
+        lost = self.before and self.before.cuda and self.after and not self.after.cuda
+        bad = [v for v in self.patches if v.state not in (*_KEPT, *GONE)]
+        gates = [g for g in self.gates if g.verdict not in ("passed", "accepted")]
+        failed_first = sorted(gates, key=lambda gate: gate.verdict != "failed")
+        return [
+            *([self.error] if self.error else []),
+            *(["it lost its CUDA build: no CUDA runtime is locked any more"] if lost else []),
+            *(
+                f"{gate.gate}{f' on {gate.arch}' if gate.arch else ''}: {gate.verdict}"
+                + (f" ({', '.join(f'{n} {kind}' for kind, n in gate.counts.items())})")
+                * bool(gate.counts)
+                + (f": {gate.bad[0]}" if gate.bad else "")
+                for gate in failed_first
+            ),
+            *(f"{v.patch} is {v.state}: {v.message}" for v in bad),
+        ]
+
+    @property
+    def advice(self) -> Advice:
+        """What to do: unknown and failed mean to wait."""
+        if self.version == self.locked:
+            return "nothing newer"
+        if self.reasons:
+            return "wait"
+        kept = any(verdict.state in _KEPT for verdict in self.patches)
+        return "take with patches" if kept else "take"
+
+    @property
+    def sentence(self) -> str:
+        """The recommendation, as a person would say it."""
+        if self.advice == "nothing newer":
+            return f"{self.image}: {self.engine} {self.locked} is the newest that the index has."
+        what = f"{self.image} with {self.engine} {self.version} (now {self.locked})"
+        if self.advice == "wait":
+            more = len(self.reasons) - 1
+            others = f" And {log.count(more, 'reason')} more, below." if more else ""
+            return f"{what}: wait, because {self.reasons[0].rstrip('.')}.{others}"
+        kept = [verdict.patch for verdict in self.patches if verdict.state in _KEPT]
+        gone = [verdict.patch for verdict in self.patches if verdict.state in GONE]
+        with_them = f" with {', '.join(kept)}" if kept else ""
+        without = f" Leave out {', '.join(gone)}: no longer needed." if gone else ""
+        return f"{what}: take it{with_them}.{without}"
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """For programs: all that was found, and what follows from it."""
+        more = {"advice": self.advice, "reasons": self.reasons, "sentence": self.sentence}
+        return {**self.model_dump(mode="json"), **more}
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Its part of the page: the recommendation first, then what it rests on."""
+        title = f"{self.image}: {self.engine} {self.version}"
+        if self.advice == "nothing newer":
+            return [Block(title, [self.sentence])]
+        found = [Block(title, [self.sentence, *(f"Against it: {x}" for x in self.reasons)])]
+        if self.before and self.after:
+            sides = (self.before, self.after)
+            rows: list[list[object]] = [["size", *(log.size(side.size_bytes) for side in sides)]]
+            for name in ("wheels", "cuda", "torch", "triton"):
+                rows.append([name, *(getattr(side, name) or "none" for side in sides)])
+            kinds = {"added": 0, "removed": 0, "moved": 0}
+            for move in self.moves:
+                kind = "moved" if move.before and move.after else "added"
+                kinds["removed" if not move.after else kind] += 1
+            counts = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+            head = ["", f"now ({self.locked})", f"then ({self.version})"]
+            lines = [f"Packages: {counts}."]
+            found.append(Block("What the lock holds", lines, head, rows, 3))
+            moved = [
+                [m.platform, m.kind, m.name, m.before or "–", m.after or "–"] for m in self.moves
+            ]
+            head = ["platform", "kind", "package", "now", "then"]
+            found.append(Block("Packages that move", (), head, moved, 3))
+            licences = [[x.name, x.before or "not known", x.after] for x in self.licences or []]
+            said = "Not compared: licences are read from a built image."
+            said = said if self.licences is None else "No other licence." if not licences else ""
+            head = ["package", "now", "then"]
+            found.append(Block("Licences", [said] if said else [], head, licences, 3))
+        verdicts = [[v.patch, v.gate or "–", v.state, v.message] for v in self.patches]
+        head = ["patch", "gate", "verdict", "why"]
+        found.append(Block("Patches", [] if verdicts else ["None."], head, verdicts, 3))
+        judged = [
+            [
+                *(gate.gate, gate.arch or "–", gate.verdict),
+                ", ".join(f"{n} {kind}" for kind, n in gate.counts.items()) or "–",
+                "; ".join(gate.bad[:_MOST_ROWS]) or "–",
+            ]
+            for gate in self.gates
+        ]
+        head = ["gate", "card", "verdict", "cases", "what did not pass"]
+        found.append(Block("Gates and start", [] if judged else ["None ran."], head, judged, 3))
+        return found
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A checkout of its own in which an image has another version of its engine."""
+
+    workspace: Workspace
+    image: str  # its name there
+    engine: str
+    locks: dict[str, ImageLock]  # by platform
+
+
+def engine_of_image(checkout: Checkout, name: str) -> str:
+    """The package whose version is an image's version; empty where it has none of its own."""
+    spec = checkout.spec(name)
+    if has_cases(checkout, name):
+        return read_setup(checkout, name).package
+    wanted = spec.python.requirements if spec.python and not spec.compiled else []
+    # of several none is the engine; a toolchain's pins stand there for reasons of their own
+    return str(canonicalize_name(Requirement(wanted[0]).name)) if len(wanted) == 1 else ""
+
+
+def make_candidate(
+    workspace: Workspace,
+    name: str,
+    version: str,
+    platforms: Sequence[str],
+    *,
+    fresh: bool = False,
+) -> Candidate:
+    """Copy the checkout, change one pin in the copy, and lock it; the same pin is locked once."""
+    checkout, store = workspace.checkout(), workspace.store()
+    engine, image = engine_of_image(checkout, name), f"{name}-at-{version}"
+    folder = store.root / _FOLDER / image
+    remove_tree(folder)
+    with os_errors_explained(folder):
+        for part in ("images", "lockfiles"):
+            ignore = shutil.ignore_patterns("__pycache__", "weights")
+            shutil.copytree(checkout.root / part, folder / part, symlinks=True, ignore=ignore)
+    copy = Checkout(folder)
+    path = copy.folder(name) / "image.yaml"
+    text = path.read_text(encoding="utf-8")
+    pin = re.compile(rf"((?<![\w-]){re.escape(engine)}(?:\[[^\]]*\])?==)[\w.+!]+", re.I)
+    if not pin.search(text):
+        raise SpecInvalid(
+            f"{name}: its spec does not pin {engine} with ==",
+            f"`sm120 image lock {name} --dry-run` shows what a newer lock would have.",
+        )
+    old = locked_wheel(plan_image(checkout, name, platforms[0]), engine).version
+    lines = [
+        # a summary that names the version says what the image is
+        line.replace(old, version) if re.match(r"\s*summary:", line) else line
+        for line in pin.sub(rf"\g<1>{version}", text).splitlines(keepends=True)
+    ]
+    write_bytes(path, "".join(lines).encode())
+    copy_image(copy, image, name)
+    with suppress(RecipeInvalid):
+        parser = engine_of(plan_image(checkout, name, platforms[0]))
+        # the start test asks whether the parser still knows the flags that recipes use
+        if parser:
+            flags = find_parser_flags(flags_folder(copy), parser.engine, name)
+            write_parser_flags(flags_folder(copy), flags.model_copy(update={"image": image}))
+    own = Workspace(folder, store.root)
+    locks: dict[str, ImageLock] = {}
+    for platform in platforms:
+        spec = copy.spec(image).on(platform)
+        base = read_lock(copy.lock_path(spec.parent, platform)).seal if spec.parent else ""
+        # what decides a lock; who asks again the next day gets the one that was judged
+        key = sha256_of(canonical_json([image, platform, spec.lock_digest(), base]))
+        kept = store.root / _FOLDER / "locks" / f"{key.removeprefix('sha256:')}.yaml"
+        if fresh or not kept.is_file():
+            lock_images(own, (image,), platform)
+            write_lock(kept, read_lock(copy.lock_path(image, platform)))
+        locks[platform] = read_lock(kept)
+        write_lock(copy.lock_path(image, platform), locks[platform])
+    return Candidate(own, image, engine, locks)
+
+
+def lock_facts(checkout: Checkout, name: str, platform: str, engine: str) -> LockFacts:
+    """What the lock of an image holds, in the numbers that people compare."""
+    plan = plan_image(checkout, name, platform)
+    versions, cuda = {pin.name: pin.version for pin in plan.lock.wheels}, ""
+    with suppress(GateEnvironment):  # nothing in it is for a GPU
+        cuda = cuda_of(plan)
+    return LockFacts(
+        version=versions.get(engine, ""),
+        wheels=len(plan.lock.wheels),
+        size_bytes=sum(pin.size_bytes for pin in plan.lock.pins),
+        cuda=cuda,
+        torch=versions.get("torch", ""),
+        triton=versions.get("triton", ""),
+    )
+
+
+def judged_gate(result: Evidence) -> JudgedGate:
+    """A gate's evidence in the numbers and names of a page."""
+    bad = [row for row in result.rows if row.verdict == result.verdict]
+    passed = result.verdict in ("passed", "accepted")
+    reasons = [f"{row.name}: {row.message}" for row in bad[:_MOST_ROWS]]
+    return JudgedGate(
+        gate=result.gate,
+        # parsers and templates are the same for every card
+        arch="" if result.gate in ("parsers", "templates") else result.arch,
+        verdict=result.verdict,
+        counts=dict(Counter[str](row.verdict for row in result.rows)),
+        bad=[] if passed else reasons or [result.message],
+    )
+
+
+def keep_patches(candidate: Candidate, verdicts: Sequence[PatchVerdict], version: str) -> None:
+    """Leave out of a candidate's series what it does without, and forget the old files' hashes."""
+    checkout = candidate.workspace.checkout()
+    spec = checkout.spec(candidate.image)
+    if spec.patches is None:
+        return
+    path = checkout.folder(candidate.image) / spec.patches
+    text = path.read_text(encoding="utf-8")
+    kept = {verdict.patch for verdict in verdicts if verdict.state in _KEPT}
+    entries = dict(yaml.compose(text, Loader=yaml.SafeLoader).value)
+    patches = next(value for key, value in entries.items() if key.value == "patches")
+    body = yaml.safe_load(text)["patches"]
+    if patches.flow_style:
+        for entry in body:
+            entry["applies_to"] = f"{candidate.engine}=={version}"
+            entry["files"] = [{"path": file["path"]} for file in entry["files"]]
+        chosen = [entry for entry in body if entry["file"] in kept]
+        write_bytes(path, json.dumps({"patches": chosen}).encode())
+        return
+    lines = text.splitlines(keepends=True)
+    starts = [node.start_mark.line for node in patches.value]
+    new = lines[: starts[0]] if kept else [lines[0] if lines[0].startswith("#") else ""]
+    for entry, start, end in zip(body, starts, [*starts[1:], len(lines)], strict=True):
+        for line in lines[start:end] if entry["file"] in kept else ():
+            # `build --accept` writes those of the new version
+            if not re.match(r"\s*(before|after): sha256:", line):
+                pin = f"applies_to: {candidate.engine}=={version}"
+                new.append(re.sub(r"applies_to: .*", pin, line))
+    write_bytes(path, "".join([*new, *([] if kept else ["patches: []\n"])]).encode())
+
+
+def bump_images(
+    workspace: Workspace, request: BumpRequest, slurm: SlurmOrder | None = None
+) -> list[Bump]:
+    """Judge images at other versions of their engines, write one page, and change nothing else.
+
+    With `write`, the pins, locks and patches of those that may be taken are written.
+    """
+    checkout, store = workspace.checkout(), workspace.store()
+    names = [*dict.fromkeys(request.names)]
+    if request.everything:
+        names = [name for name in checkout.images() if engine_of_image(checkout, name)]
+    asked: dict[str, list[str]] = {}
+    for each in request.to:
+        try:
+            wanted = Requirement(each) if re.match(r"[A-Za-z]", each) else None
+        except InvalidRequirement as error:
+            hint = "Write a version such as 0.32.0, or ENGINE>=0.30,<0.33."
+            raise SpecInvalid(
+                f"--to {each}: is neither a version nor a requirement", hint
+            ) from error
+        engine = str(canonicalize_name(wanted.name)) if wanted else ""
+        # `==0.30` as a range would also match 0.30.0.post1
+        text = str(wanted.specifier).removeprefix("==") if wanted else each
+        asked.setdefault(engine, []).append(text)
+    results: list[Bump] = []
+    with store.in_use():
+        context = make_gate_context(workspace, request.mirrors, request.offline)
+        for name in names:
+            engine = engine_of_image(checkout, name)
+            if not engine:
+                raise SpecInvalid(
+                    f"{name}: no single package decides its version",
+                    "Name an image of an engine; `sm120 source lock` moves compiled sources.",
+                )
+            platform = pick_platform(checkout.spec(name), request.platform)
+            locked = locked_wheel(plan_image(checkout, name, platform), engine)
+            ranges = [*asked.get(engine, []), *asked.get("", [])]
+            versions = [v for each in ranges for v in versions_against(context, locked, each)]
+            if not asked:
+                released = [
+                    v for v in context.make_finder().versions(engine) if not v.is_prerelease
+                ]
+                versions = [str(max([*released, Version(locked.version)]))]
+            for version in dict.fromkeys(versions):
+                with log.step(f"Judging {name} with {engine} {version}"):
+                    results.append(_judge_bump(workspace, request, name, version, platform, slurm))
+    results.sort(key=lambda each: (each.image, Version(each.version)))
+    target = request.output or store.root / _FOLDER / "bump"
+    rows = [
+        [each.image, each.engine, each.locked, each.version, each.advice, each.sentence]
+        for each in results
+    ]
+    head = ["image", "engine", "now", "judged", "advice", "why"]
+    blocks = [Block("Recommendations", head=head, rows=rows)]
+    blocks += [block for bump in results for block in bump.blocks]
+    files = write_pages(
+        target, "Newer versions of engines", f"Made by sm120-pipeline {__version__}.", blocks
+    )
+    document = canonical_json([each.as_json for each in results])
+    write_bytes(target.with_name(f"{target.name}.json"), document + b"\n")
+    log.say(f"pages: {', '.join(map(str, files))}")
+    if request.write:
+        _write_taken(workspace, request, results)
+    return results
+
+
+def require_takeable(results: Sequence[Bump]) -> None:
+    """Raise the error of the first that must wait: not passed before not judged."""
+    waiting = [each for each in results if each.advice == "wait"]
+    undecided = [g.verdict != "failed" for each in waiting for g in each.gates if g.bad]
+    if waiting:
+        kind = GateUnknown if undecided and all(undecided) else BumpWaits
+        more = f" (and {len(waiting) - 1} more)" if waiting[1:] else ""
+        raise kind(f"{waiting[0].sentence}{more}")
+
+
+def _judge_bump(
+    workspace: Workspace,
+    request: BumpRequest,
+    name: str,
+    version: str,
+    platform: str,
+    slurm: SlurmOrder | None,
+) -> Bump:
+    """Resolve, then patches, gates and start of one image at one version; or as it was kept."""
+    start, checkout, store = time.monotonic(), workspace.checkout(), workspace.store()
+    engine = engine_of_image(checkout, name)
+    before = lock_facts(checkout, name, platform, engine)
+    found = Bump(
+        image=name, platform=platform, engine=engine, locked=before.version, version=version
+    )
+    if version == before.version:
+        return found
+    platforms = platforms_of(checkout.spec(name), request.platform)
+    try:
+        candidate = make_candidate(workspace, name, version, platforms, fresh=request.fresh)
+    except ResolveFailed as error:
+        seconds = round(time.monotonic() - start, 1)
+        return found.model_copy(
+            update={"error": f"it cannot be locked: {error}", "seconds": seconds}
+        )
+    own, image, copy = candidate.workspace, candidate.image, candidate.workspace.checkout()
+    # all that decides the findings: cases, patches and specs, the locks, and the judging code
+    files = sorted(path for path in (checkout.root / "images").rglob("*") if path.is_file())
+    about = [[str(path.relative_to(checkout.root)), sha256_of(path.read_bytes())] for path in files]
+    seals = {each: lock.seal for each, lock in candidate.locks.items()}
+    by = [_FORMAT, __version__, worker_digest(), reader_digest(), request.built]
+    key = sha256_of(canonical_json([by, name, version, platform, seals, before.version, about]))
+    kept = store.root / _FOLDER / "results" / f"{key.removeprefix('sha256:')}.json"
+    with suppress(FileNotFoundError, ValidationError):
+        if not request.fresh:
+            done = Bump.model_validate_json(kept.read_bytes())
+            return done.model_copy(update={"is_kept": True})
+    moves = []
+    for each, lock in candidate.locks.items():
+        old = read_or_none(read_lock, checkout.lock_path(name, each))
+        moves += [m.model_copy(update={"image": name}) for m in diff_locks(old, lock)]
+    network: dict[str, Any] = {"mirrors": request.mirrors, "offline": request.offline}
+    gates: list[JudgedGate] = []
+    verdicts: list[PatchVerdict] = []
+    is_whole = True
+
+    def attempt(gate: str, judge: Stage) -> None:
+        """One stage; what cannot be judged is unknown, and the next stage still runs."""
+        nonlocal is_whole
+        try:
+            gates.extend(judge())
+        except Interrupted:
+            raise
+        except PipelineError as error:
+            # a patch fits or not; all else is perhaps of this machine alone, and is tried again
+            is_conflict = isinstance(error, PatchConflict)
+            is_whole &= is_conflict
+            verdict: GateVerdict = "failed" if is_conflict else "unknown"
+            gates.append(JudgedGate(gate=gate, arch="", verdict=verdict, bad=[str(error)]))
+
+    def judge_patches_of() -> list[JudgedGate]:
+        verdicts.extend(judge_all_patches(own, image, platform=platform, **network).verdicts)
+        return []
+
+    def judge_gate(*only: str) -> list[JudgedGate]:
+        asked = GateRequest(image, platform, only)
+        runs = run_gates(own, asked, slurm=slurm, **network).runs
+        return [judged_gate(run.evidence) for run in runs if asked.asks_for(run.evidence.gate)]
+
+    def build() -> list[JudgedGate]:
+        build_images(own, BuildRequest((image,), platform, accept=True, **network))
+        return []
+
+    def start_test() -> list[JudgedGate]:
+        (run,) = prove_starts(own, [image], platform).values()
+        bad = [f"{t.name}: {t.message}" for t in run.tests if t.verdict in ("failed", "unknown")]
+        counts = dict(Counter[str](test.verdict for test in run.tests))
+        return [JudgedGate(gate="start", arch="", verdict=run.verdict, counts=counts, bad=bad)]
+
+    spec = checkout.spec(name)
+    if spec.patches:
+        attempt("patches", judge_patches_of)
+    keep_patches(candidate, verdicts, version)
+    kernels = ("smem", "numerics")
+    for only in (kernels, ("parsers",), ("templates",)):
+        if only[0] in spec.gates:
+            attempt(only[0], partial(judge_gate, *only))
+    licences: list[LicenceMove] | None = None
+    wanted: dict[str, Stage] = {"arch": partial(judge_gate, "arch"), "start": start_test}
+    left = [gate for gate in wanted if gate in (*spec.gates, "start")]
+    if request.built:
+        attempt("build", build)
+        built = find_built(store, plan_image(copy, image, platform))
+        for gate in left if built else ():
+            attempt(gate, wanted[gate])
+        if built:
+            now = find_built(store, plan_image(checkout, name, platform))
+            sides = []
+            for side in (now, built):
+                parts = package_parts(side) if side else []
+                read = licences_of(store, parts)
+                known = {part.pin.name: read[part.purl] for part in parts}
+                sides.append({n: x.expression or x.name or "not stated" for n, x in known.items()})
+            changed = {move.name for move in moves if move.after}
+            licences = [
+                LicenceMove(name=each, before=sides[0].get(each), after=sides[1][each])
+                for each in sorted(changed & sides[1].keys())
+                if sides[0].get(each) != sides[1][each]
+            ]
+        # its layers stay until `sm120 store trim`; the candidate is no image of this store
+        remove_tree(store.image_folder(image, platform).parent)
+    else:
+        gates += [JudgedGate(gate=g, arch="", verdict="unknown", bad=[_NOT_BUILT]) for g in left]
+    found = found.model_copy(
+        update={
+            "before": before,
+            "after": lock_facts(copy, image, platform, engine),
+            "moves": moves,
+            "licences": licences,
+            "patches": verdicts,
+            "gates": gates,
+            "seconds": round(time.monotonic() - start, 1),
+        }
+    )
+    if is_whole:
+        write_bytes(kept, found.model_dump_json().encode())
+    return found
+
+
+def _write_taken(workspace: Workspace, request: BumpRequest, results: Sequence[Bump]) -> None:
+    """Write what may be taken into the checkout: pin, locks and patches, for a person to commit."""
+    checkout, store = workspace.checkout(), workspace.store()
+    newest = {each.image: each for each in results if each.advice.startswith("take")}
+    for name, bump in newest.items():
+        image = f"{name}-at-{bump.version}"
+        copy = Checkout(store.root / _FOLDER / image)
+        spec, folder = checkout.spec(name), checkout.folder(name)
+        series = folder / spec.patches if spec.patches else None
+        if series and series.resolve().parent.parent != folder.resolve():
+            log.say(f"{name}: its patches are those of another image, which writes them")
+            series = None
+        write_bytes(folder / "image.yaml", (copy.folder(name) / "image.yaml").read_bytes())
+        for platform in platforms_of(spec, request.platform):
+            new = read_lock(copy.lock_path(image, platform))
+            body = (new.spec, new.base_lock, new.wheels, new.debs, new.base_image)
+            write_lock(checkout.lock_path(name, platform), sealed_lock(name, platform, *body))
+        if series and spec.patches:
+            write_bytes(series, (copy.folder(image) / spec.patches).read_bytes())
+            for verdict in bump.patches:
+                if verdict.state in GONE:
+                    (series.parent / verdict.patch).unlink(missing_ok=True)
+        log.say(f"{name}: written for {bump.engine} {bump.version}; `sm120 build {name} --accept`")
