@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.app import build as build
     from pipeline.app import bump as bump
     from pipeline.app import bundle as bundle
+    from pipeline.app import catalogue as catalogue
     from pipeline.app import deliver as deliver
     from pipeline.app import deploy as deploy
     from pipeline.app import evidence as evidence

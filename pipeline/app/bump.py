@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeVar
 
 import yaml
 from packaging.requirements import InvalidRequirement, Requirement
@@ -91,6 +91,7 @@ _MOST_ROWS = 8  # of what failed, on a page; the commands that it names show all
 GONE = ("upstreamed", "superseded", "not needed yet")
 _KEPT = ("needed", "no gate")
 _NOT_BUILT = "not judged: the image was not built (--no-build)"
+_QUICK = "only the cases that patches name were judged (--quick)"
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class BumpRequest:
     platform: str | None = None
     output: Path | None = None  # the page, without its ending
     built: bool = True
+    quick: bool = False  # of the gates only the cases that patches name
     fresh: bool = False
     write: bool = False
     mirrors: tuple[str, ...] = ()
@@ -137,8 +139,26 @@ class JudgedGate(Frozen):
     counts: dict[str, int] = {}
     bad: list[str] = []  # the first of them, each with its reason
 
+    @classmethod
+    def of(cls, result: Evidence) -> JudgedGate:
+        """A gate's evidence in the numbers and names of a page."""
+        bad = [row for row in result.rows if row.verdict == result.verdict]
+        passed = result.verdict in ("passed", "accepted")
+        # what a kernel needs says nothing without what the card has
+        is_over = result.gate == "smem" and result.card and result.verdict == "failed"
+        has = f" of {result.card.shared_bytes}" if is_over and result.card else ""
+        reasons = [f"{row.name}: {row.message}{has}" for row in bad[:_MOST_ROWS]]
+        return cls(
+            gate=result.gate,
+            # parsers and templates are the same for every card
+            arch="" if result.gate in ("parsers", "templates") else result.arch,
+            verdict=result.verdict,
+            counts=dict(Counter[str](row.verdict for row in result.rows)),
+            bad=[] if passed else reasons or [result.message],
+        )
 
-Stage: TypeAlias = Callable[[], list[JudgedGate]]
+
+Found = TypeVar("Found")
 
 
 class Bump(Frozen):
@@ -349,19 +369,14 @@ def lock_facts(checkout: Checkout, name: str, platform: str, engine: str) -> Loc
     )
 
 
-def judged_gate(result: Evidence) -> JudgedGate:
-    """A gate's evidence in the numbers and names of a page."""
-    bad = [row for row in result.rows if row.verdict == result.verdict]
-    passed = result.verdict in ("passed", "accepted")
-    reasons = [f"{row.name}: {row.message}" for row in bad[:_MOST_ROWS]]
-    return JudgedGate(
-        gate=result.gate,
-        # parsers and templates are the same for every card
-        arch="" if result.gate in ("parsers", "templates") else result.arch,
-        verdict=result.verdict,
-        counts=dict(Counter[str](row.verdict for row in result.rows)),
-        bad=[] if passed else reasons or [result.message],
-    )
+def findings_path(workspace: Workspace, about: list[Any]) -> Path:
+    """Where findings are kept, by all that decides them: specs, cases, patches, judging code."""
+    root = workspace.checkout().root
+    files = sorted(path for path in (root / "images").rglob("*") if path.is_file())
+    read = [[str(path.relative_to(root)), sha256_of(path.read_bytes())] for path in files]
+    by = [_FORMAT, __version__, worker_digest(), reader_digest()]
+    key = sha256_of(canonical_json([by, about, read])).removeprefix("sha256:")
+    return workspace.store_root() / _FOLDER / "results" / f"{key}.json"
 
 
 def keep_patches(candidate: Candidate, verdicts: Sequence[PatchVerdict], version: str) -> None:
@@ -497,31 +512,26 @@ def _judge_bump(
             update={"error": f"it cannot be locked: {error}", "seconds": seconds}
         )
     own, image, copy = candidate.workspace, candidate.image, candidate.workspace.checkout()
-    # all that decides the findings: cases, patches and specs, the locks, and the judging code
-    files = sorted(path for path in (checkout.root / "images").rglob("*") if path.is_file())
-    about = [[str(path.relative_to(checkout.root)), sha256_of(path.read_bytes())] for path in files]
     seals = {each: lock.seal for each, lock in candidate.locks.items()}
-    by = [_FORMAT, __version__, worker_digest(), reader_digest(), request.built]
-    key = sha256_of(canonical_json([by, name, version, platform, seals, before.version, about]))
-    kept = store.root / _FOLDER / "results" / f"{key.removeprefix('sha256:')}.json"
+    about = [request.built, request.quick, name, version, platform, seals, before.version]
+    kept = findings_path(workspace, about)
     with suppress(FileNotFoundError, ValidationError):
         if not request.fresh:
-            done = Bump.model_validate_json(kept.read_bytes())
-            return done.model_copy(update={"is_kept": True})
+            found = Bump.model_validate_json(kept.read_bytes())
+            return found.model_copy(update={"is_kept": True})
     moves = []
     for each, lock in candidate.locks.items():
         old = read_or_none(read_lock, checkout.lock_path(name, each))
         moves += [m.model_copy(update={"image": name}) for m in diff_locks(old, lock)]
     network: dict[str, Any] = {"mirrors": request.mirrors, "offline": request.offline}
     gates: list[JudgedGate] = []
-    verdicts: list[PatchVerdict] = []
     is_whole = True
 
-    def attempt(gate: str, judge: Stage) -> None:
+    def attempt(gate: str, judge: Callable[[], Found]) -> Found | None:
         """One stage; what cannot be judged is unknown, and the next stage still runs."""
         nonlocal is_whole
         try:
-            gates.extend(judge())
+            return judge()
         except Interrupted:
             raise
         except PipelineError as error:
@@ -530,19 +540,12 @@ def _judge_bump(
             is_whole &= is_conflict
             verdict: GateVerdict = "failed" if is_conflict else "unknown"
             gates.append(JudgedGate(gate=gate, arch="", verdict=verdict, bad=[str(error)]))
-
-    def judge_patches_of() -> list[JudgedGate]:
-        verdicts.extend(judge_all_patches(own, image, platform=platform, **network).verdicts)
-        return []
+        return None
 
     def judge_gate(*only: str) -> list[JudgedGate]:
         asked = GateRequest(image, platform, only)
         runs = run_gates(own, asked, slurm=slurm, **network).runs
-        return [judged_gate(run.evidence) for run in runs if asked.asks_for(run.evidence.gate)]
-
-    def build() -> list[JudgedGate]:
-        build_images(own, BuildRequest((image,), platform, accept=True, **network))
-        return []
+        return [JudgedGate.of(run.evidence) for run in runs if asked.asks_for(run.evidence.gate)]
 
     def start_test() -> list[JudgedGate]:
         (run,) = prove_starts(own, [image], platform).values()
@@ -551,21 +554,28 @@ def _judge_bump(
         return [JudgedGate(gate="start", arch="", verdict=run.verdict, counts=counts, bad=bad)]
 
     spec = checkout.spec(name)
-    if spec.patches:
-        attempt("patches", judge_patches_of)
+    judge = partial(judge_all_patches, own, image, platform=platform, **network)
+    done = attempt("patches", judge) if spec.patches else None
+    verdicts = done.verdicts if done else []
     keep_patches(candidate, verdicts, version)
     kernels = ("smem", "numerics")
     for only in (kernels, ("parsers",), ("templates",)):
-        if only[0] in spec.gates:
-            attempt(only[0], partial(judge_gate, *only))
+        if only[0] in spec.gates and request.quick:
+            gates.append(JudgedGate(gate=only[0], arch="", verdict="unknown", bad=[_QUICK]))
+        elif only[0] in spec.gates:
+            gates += attempt(only[0], partial(judge_gate, *only)) or []
     licences: list[LicenceMove] | None = None
-    wanted: dict[str, Stage] = {"arch": partial(judge_gate, "arch"), "start": start_test}
+    wanted: dict[str, Callable[[], list[JudgedGate]]] = {
+        "arch": partial(judge_gate, "arch"),
+        "start": start_test,
+    }
     left = [gate for gate in wanted if gate in (*spec.gates, "start")]
     if request.built:
-        attempt("build", build)
+        order = BuildRequest((image,), platform, accept=True, **network)
+        attempt("build", partial(build_images, own, order))
         built = find_built(store, plan_image(copy, image, platform))
         for gate in left if built else ():
-            attempt(gate, wanted[gate])
+            gates += attempt(gate, wanted[gate]) or []
         if built:
             now = find_built(store, plan_image(checkout, name, platform))
             sides = []

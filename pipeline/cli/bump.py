@@ -1,4 +1,4 @@
-"""`sm120 bump`: judge newer versions of an image's engine, on one page."""
+"""`sm120 bump` and `sm120 catalogue`: judge other versions of engines, on one page."""
 
 from __future__ import annotations
 
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     "built",
     help="Build nothing: machine code and start are then unknown, and unknown means to wait.",
 )
+@flag_option(
+    "--quick",
+    help="Of the gates, judge only the cases that patches name: the rest is then unknown.",
+)
 @flag_option("--fresh", help="Resolve and judge again what was kept from an earlier run.")
 @flag_option("--write", help="Write pins, locks and patches of what may be taken.")
 @options.slurm_options
@@ -71,3 +75,53 @@ def bump_command(
         for each in results:
             click.echo(each.sentence)
     app.bump.require_takeable(results)
+
+
+@query
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    metavar="REQUIREMENT",
+    help="Engine and its releases, such as 'vllm>=0.27' [default: all of a year]. Repeatable.",
+)
+@click.option(
+    "--output",
+    type=ANY_PATH,
+    default="catalogue",
+    help="Page to write, without its ending: .json, .md and .html.",
+)
+@click.option(
+    "--most", type=click.IntRange(1), default=24, help="Newest releases to judge of each engine."
+)
+@flag_option("--fresh", help="Resolve and judge again what was kept from an earlier run.")
+@options.mirror_option
+@options.offline_option
+def catalogue_make_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
+    """Judge releases of engines for each SM120 card, and write one page.
+
+    Every release is locked like an image of this checkout. The kernels that have broken on SM120
+    are compiled with the Triton of that lock, without a GPU, for sm_120 and sm_121: as published,
+    and with the patches of this checkout. The page answers which release fits a card, and with
+    which patch. Releases that cannot be locked are listed with the reason.
+
+    Releases that an earlier run judged are not judged again, and rows of the page that is there
+    stay. The files are stated, signed where there is a key: `sm120 verify catalogue.html`.
+    """
+    made, stated = app.catalogue.make_catalogue(
+        workspace, app.catalogue.CatalogueRequest(**options)
+    )
+    for each in stated:
+        log.say(f"statement: {each.file}, {each.state}")
+    if as_json:
+        return say_json(made.model_dump(mode="json"))
+    rows = [
+        [
+            *(each.engine, each.version),
+            *(card.answer[:60] for card in each.cards),
+            *([""] * (len(app.catalogue.CARDS) - len(each.cards))),
+            each.error[:60],
+        ]
+        for each in made.releases
+    ]
+    click.echo(log.table(["engine", "release", *app.catalogue.CARDS, "not judged"], rows))

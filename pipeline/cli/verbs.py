@@ -277,6 +277,10 @@ STORE = {
     "trim": Verb("store:store_trim_command", "Remove what no built image needs."),
 }
 
+CATALOGUE = {
+    "make": Verb("bump:catalogue_make_command", "Judge releases of engines for each card."),
+}
+
 
 # How alike a word and a verb of its own group are, so that verbs of other groups do not count.
 _NEAR = 0.7
@@ -477,6 +481,7 @@ GROUPS = (
     VerbGroup("image", verbs=IMAGE, help="Lock, build, load and export engine images."),
     VerbGroup("source", verbs=SOURCE, help="Lock and compile engines from source."),
     VerbGroup("gate", verbs=GATE, help="Check without a GPU that an image runs on its card."),
+    VerbGroup("catalogue", verbs=CATALOGUE, help="Find which engine release fits which card."),
     VerbGroup(
         "weights",
         verbs=WEIGHTS,

@@ -11,6 +11,10 @@ from typing import NamedTuple, TypeAlias
 _VOID = {"br", "col", "hr", "input", "link", "meta"}
 
 
+# Who made a page that holds tables and no data.
+TABLES = b'content="sm120 tables"'
+
+
 class Markup(str):
     """Text that is markup already."""
 
@@ -98,5 +102,6 @@ def tag(text: Child, kind: str = "") -> Markup:
 
 
 def is_report(head: bytes) -> bool:
-    """Whether a file's first bytes look like a page of ours."""
-    return head.startswith(b"<!doctype html>") and b"Content-Security-Policy" in head[:2000]
+    """Whether a file's first bytes look like a report of ours; a page of tables alone is none."""
+    is_page = head.startswith(b"<!doctype html>") and b"Content-Security-Policy" in head[:2000]
+    return is_page and TABLES not in head[:2000]

@@ -320,7 +320,7 @@ def table_page(title: str, made: str, tables: Sequence[Markup]) -> bytes:
     """Tables of a command as a file in the dress of a report; no script and no data of its own."""
     header = element("header", element("h1", title), element("p", made, class_="meta"))
     body = element("body", header, element("main", *tables, id="content"))
-    page = element("html", _head(title, "sm120"), body, lang="en")
+    page = element("html", _head(title, "sm120 tables"), body, lang="en")
     return join(Markup("<!doctype html>\n"), page, "\n").encode()
 
 

@@ -50,6 +50,7 @@ ROWS: Mapping[str, Row] = {
     "build": _IMAGE,
     "bump": _IMAGE,
     "bundle": Row("a plan of others", ("{yaml}", "--output", NAME)),
+    "catalogue make": Row("a name that was typed", ("--engine", NAME)),
     "completion": Row("a name that was typed", (NAME,)),
     "doctor": Row("lines of a log", ("{text}", "--no-facts")),
     "evidence attest": Row(

@@ -18,7 +18,7 @@ from pipeline.cli.verbs import GROUPS, VerbGroup
 from tests.docs.commands import complaint
 from tests.unit.support import ROOT, Command
 
-WIDTH, HEIGHT = 80, 29
+WIDTH, HEIGHT = 80, 30
 TEXTS = {".py", ".yml", ".yaml", ".j2", ".md", ".sh"}
 
 

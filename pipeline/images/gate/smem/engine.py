@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,10 +85,18 @@ class WheelFinder:
             name=name, version=version, file=package.filename, size_bytes=size, sha256=sha256
         )
 
-    def versions(self, project: str, *, withdrawn: bool = False) -> list[Version]:
-        """Lists every version that has a wheel, oldest first; also withdrawn ones on request."""
+    def versions(
+        self, project: str, *, withdrawn: bool = False, since: datetime | None = None
+    ) -> list[Version]:
+        """Lists every version that has a wheel, oldest first; also withdrawn ones on request.
+
+        With `since`, those are left out that the index says are older.
+        """
         versions = set()
         for _, package in self._listed(project):
+            # many indexes give no time: https://peps.python.org/pep-0700/
+            if since and package.upload_time and package.upload_time < since:
+                continue
             if package.package_type == "wheel" and (withdrawn or not package.is_yanked):
                 with suppress(InvalidVersion):
                     versions.add(Version(package.version or ""))
