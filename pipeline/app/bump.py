@@ -139,6 +139,14 @@ class JudgedGate(Frozen):
     counts: dict[str, int] = {}
     bad: list[str] = []  # the first of them, each with its reason
 
+    @property
+    def sentence(self) -> str:
+        """Its verdict, with the first thing that did not pass."""
+        where = f" on {self.arch}" if self.arch else ""
+        counts = ", ".join(f"{n} {kind}" for kind, n in self.counts.items())
+        first = f": {self.bad[0]}" if self.bad else ""
+        return f"{self.gate}{where}: {self.verdict}{f' ({counts})' if counts else ''}{first}"
+
     @classmethod
     def of(cls, result: Evidence) -> JudgedGate:
         """A gate's evidence in the numbers and names of a page."""
@@ -180,24 +188,24 @@ class Bump(Frozen):
     is_kept: bool = False  # found as it was judged before
 
     @property
-    def reasons(self) -> list[str]:
-        """What speaks against it, worst first; unknown never passes."""
+    def failures(self) -> list[str]:
+        """What was judged and is not good."""
         lost = self.before and self.before.cuda and self.after and not self.after.cuda
-        bad = [v for v in self.patches if v.state not in (*_KEPT, *GONE)]
-        gates = [g for g in self.gates if g.verdict not in ("passed", "accepted")]
-        failed_first = sorted(gates, key=lambda gate: gate.verdict != "failed")
+        bad = [v for v in self.patches if v.state not in (*_KEPT, *GONE, "unknown")]
         return [
             *([self.error] if self.error else []),
             *(["it lost its CUDA build: no CUDA runtime is locked any more"] if lost else []),
-            *(
-                f"{gate.gate}{f' on {gate.arch}' if gate.arch else ''}: {gate.verdict}"
-                + (f" ({', '.join(f'{n} {kind}' for kind, n in gate.counts.items())})")
-                * bool(gate.counts)
-                + (f": {gate.bad[0]}" if gate.bad else "")
-                for gate in failed_first
-            ),
-            *(f"{v.patch} is {v.state}: {v.message}" for v in bad),
+            *(gate.sentence for gate in self.gates if gate.verdict == "failed"),
+            *(f"{v.patch} is {v.state}: {v.message.removeprefix(f'{v.patch}: ')}" for v in bad),
         ]
+
+    @property
+    def reasons(self) -> list[str]:
+        """What speaks against it, failures first; unknown never passes."""
+        unknown = [gate.sentence for gate in self.gates if gate.verdict == "unknown"]
+        unproved = [v for v in self.patches if v.state == "unknown"]
+        patches = [f"{v.patch} is unknown: {v.message}" for v in unproved]
+        return [*self.failures, *unknown, *patches]
 
     @property
     def advice(self) -> Advice:
@@ -210,20 +218,27 @@ class Bump(Frozen):
         return "take with patches" if kept else "take"
 
     @property
+    def why(self) -> str:
+        """What the advice rests on, in a line."""
+        if self.advice == "wait":
+            more = len(self.reasons) - 1
+            others = f" And {log.count(more, 'reason')} more." if more else ""
+            return f"{self.reasons[0].rstrip('.')}.{others}"
+        kept = [verdict.patch for verdict in self.patches if verdict.state in _KEPT]
+        gone = [verdict.patch for verdict in self.patches if verdict.state in GONE]
+        with_them = f"With {', '.join(kept)}. " if kept else ""
+        without = f"Leave out {', '.join(gone)}: no longer needed." if gone else ""
+        return f"{with_them}{without}".strip()
+
+    @property
     def sentence(self) -> str:
         """The recommendation, as a person would say it."""
         if self.advice == "nothing newer":
             return f"{self.image}: {self.engine} {self.locked} is the newest that the index has."
         what = f"{self.image} with {self.engine} {self.version} (now {self.locked})"
         if self.advice == "wait":
-            more = len(self.reasons) - 1
-            others = f" And {log.count(more, 'reason')} more, below." if more else ""
-            return f"{what}: wait, because {self.reasons[0].rstrip('.')}.{others}"
-        kept = [verdict.patch for verdict in self.patches if verdict.state in _KEPT]
-        gone = [verdict.patch for verdict in self.patches if verdict.state in GONE]
-        with_them = f" with {', '.join(kept)}" if kept else ""
-        without = f" Leave out {', '.join(gone)}: no longer needed." if gone else ""
-        return f"{what}: take it{with_them}.{without}"
+            return f"{what}: wait. {self.why[:1].upper()}{self.why[1:]}"
+        return f"{what}: take it. {self.why}".strip()
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -237,7 +252,10 @@ class Bump(Frozen):
         title = f"{self.image}: {self.engine} {self.version}"
         if self.advice == "nothing newer":
             return [Block(title, [self.sentence])]
-        found = [Block(title, [self.sentence, *(f"Against it: {x}" for x in self.reasons)])]
+        against = [f"Against it: {reason}" for reason in self.reasons]
+        found = [
+            Block(title, [f"Advice: {self.advice}.", *against] if against else [self.sentence])
+        ]
         if self.before and self.after:
             sides = (self.before, self.after)
             rows: list[list[object]] = [["size", *(log.size(side.size_bytes) for side in sides)]]
@@ -459,7 +477,7 @@ def bump_images(
     results.sort(key=lambda each: (each.image, Version(each.version)))
     target = request.output or store.root / _FOLDER / "bump"
     rows = [
-        [each.image, each.engine, each.locked, each.version, each.advice, each.sentence]
+        [*(each.image, each.engine, each.locked, each.version, each.advice), each.why]
         for each in results
     ]
     head = ["image", "engine", "now", "judged", "advice", "why"]
@@ -479,11 +497,11 @@ def bump_images(
 def require_takeable(results: Sequence[Bump]) -> None:
     """Raise the error of the first that must wait: not passed before not judged."""
     waiting = [each for each in results if each.advice == "wait"]
-    undecided = [g.verdict != "failed" for each in waiting for g in each.gates if g.bad]
+    failed = [each for each in waiting if each.failures]
     if waiting:
-        kind = GateUnknown if undecided and all(undecided) else BumpWaits
+        kind, first = (BumpWaits, failed[0]) if failed else (GateUnknown, waiting[0])
         more = f" (and {len(waiting) - 1} more)" if waiting[1:] else ""
-        raise kind(f"{waiting[0].sentence}{more}")
+        raise kind(f"{first.sentence}{more}")
 
 
 def _judge_bump(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from pipeline.app import bump as bumps
 from pipeline.app.bump import BumpRequest, bump_images
@@ -39,12 +40,16 @@ VERSIONS = {
 
 @pytest.fixture
 def environment() -> Environment:
-    """Any environment with Triton that a gate has made on this machine."""
+    """The environment with the newest Triton: older ones have no ptxas that knows sm_121."""
+    found: dict[Version, Environment] = {}
     for facts in sorted((default_root() / "gate" / "environments").glob("*/facts.json")):
         report = known_facts(facts.parent)
         if report and report.platform == host_platform() and report.triton:
-            return Environment(facts.parent, report, ())
-    pytest.skip("No gate has made an environment with Triton here: run `sm120 gate run sglang-k2`.")
+            found[Version(report.triton)] = Environment(facts.parent, report, ())
+    if not found:
+        reason = "No gate has made an environment with Triton here: run `sm120 gate run sglang-k2`."
+        pytest.skip(reason)
+    return found[max(found)]
 
 
 @pytest.fixture
@@ -105,7 +110,7 @@ def test_needed_upstreamed_and_over_the_limit_are_told_apart(
     assert states == {"1.1": ["needed"], "1.2": ["upstreamed"], "1.4": ["conflict"]}
     advice = {version: each.advice for version, each in found.items()}
     assert advice == {"1.1": "take with patches", "1.2": "take", "1.4": "wait"}
-    assert found["1.1"].sentence.endswith("take it with 0001.patch.")
+    assert found["1.1"].sentence.endswith("take it. With 0001.patch.")
     assert found["1.2"].sentence.endswith("Leave out 0001.patch: no longer needed.")
     # the kernel, what it needs and what the card has
     assert "smem on sm_120: failed" in found["1.4"].reasons[0]

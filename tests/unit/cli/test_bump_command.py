@@ -77,11 +77,11 @@ def test_a_version_that_passes_everything_may_be_taken_and_nothing_else_changes(
     before, page = files_of(world), tmp_path / "page"
     ended = sm120("bump", "tiny", "--to", "1.1", "--output", page)
     assert ended.code == 0, ended.err
-    assert "tiny with thing 1.1 (now 1.0): take it with 0001.patch." in ended.out
+    assert "tiny with thing 1.1 (now 1.0): take it. With 0001.patch." in ended.out
     assert files_of(world) == before
     for ending in (".md", ".html"):
         text = page.with_name(f"page{ending}").read_text(encoding="utf-8")
-        assert "take it with 0001.patch" in text
+        assert "take it. With 0001.patch." in text
         assert "dep-a" in text
     (found,) = json.loads(page.with_name("page.json").read_bytes())
     assert (found["advice"], found["reasons"]) == ("take with patches", [])
@@ -112,7 +112,7 @@ def test_an_edited_case_or_patch_is_judged_anew(sm120: Command, world: Checkout)
 def test_a_build_that_lost_the_card_is_named(sm120: Command) -> None:
     ended = sm120("bump", "tiny", "--to", "1.2")
     assert (ended.code, ended.error) == (50, "BumpWaits")
-    assert "wait, because arch on sm_120: failed" in ended.err
+    assert "wait. Arch on sm_120: failed" in ended.err
     assert "thing/kernels.so" in ended.err
 
 
@@ -120,7 +120,7 @@ def test_a_patch_that_does_not_fit_is_a_conflict(sm120: Command, world: Checkout
     before = files_of(world)
     ended = sm120("bump", "tiny", "--to", "1.3", "--write")
     assert (ended.code, ended.error) == (50, "BumpWaits")
-    assert "wait, because build: failed: 0001.patch: thing/__init__.py" in ended.err
+    assert "wait. Build: failed: 0001.patch: thing/__init__.py" in ended.err
     assert files_of(world) == before
 
 
@@ -128,7 +128,7 @@ def test_a_version_that_cannot_be_locked_waits_in_the_resolvers_words(sm120: Com
     # the newest, which nobody named
     ended = sm120("bump", "--all")
     assert (ended.code, ended.error) == (50, "BumpWaits")
-    assert "thing 2.0 (now 1.0): wait, because it cannot be locked" in ended.err
+    assert "thing 2.0 (now 1.0): wait. It cannot be locked" in ended.err
     assert "nobody-has-this" in ended.err
 
 
@@ -203,13 +203,13 @@ def verdict(state: str) -> PatchVerdict:
     ("more", "advice", "said"),
     [
         ({}, "take", "take it."),
-        ({"patches": [verdict("needed")]}, "take with patches", "take it with 0001.patch."),
+        ({"patches": [verdict("needed")]}, "take with patches", "take it. With 0001.patch."),
         ({"patches": [verdict("upstreamed")]}, "take", "Leave out 0001.patch"),
         ({"patches": [verdict("superseded")]}, "take", "Leave out 0001.patch"),
-        ({"patches": [verdict("weak")]}, "wait", "0001.patch is weak: why"),
+        ({"patches": [verdict("weak")]}, "wait", "0001.patch is weak: why."),
         ({"patches": [verdict("unknown")]}, "wait", "0001.patch is unknown: why"),
-        ({"after": FACTS.model_copy(update={"cuda": ""})}, "wait", "lost its CUDA build"),
-        ({"error": "it cannot be locked: x"}, "wait", "it cannot be locked: x"),
+        ({"after": FACTS.model_copy(update={"cuda": ""})}, "wait", "It lost its CUDA build"),
+        ({"error": "it cannot be locked: x"}, "wait", "It cannot be locked: x"),
         ({"version": "1"}, "nothing newer", "1 is the newest"),
     ],
 )
