@@ -472,7 +472,9 @@ def bump_images(
                 ]
                 versions = [str(max([*released, Version(locked.version)]))]
             for version in dict.fromkeys(versions):
-                with log.step(f"Judging {name} with {engine} {version}"):
+                title = f"Judging {name} with {engine} {version}"
+                # the folder of a candidate is made anew by whoever judges it
+                with store.locked(f"bump-{name}-at-{version}"), log.step(title):
                     results.append(_judge_bump(workspace, request, name, version, platform, slurm))
     results.sort(key=lambda each: (each.image, Version(each.version)))
     target = request.output or store.root / _FOLDER / "bump"
@@ -650,4 +652,7 @@ def _write_taken(workspace: Workspace, request: BumpRequest, results: Sequence[B
             for verdict in bump.patches:
                 if verdict.state in GONE:
                     (series.parent / verdict.patch).unlink(missing_ok=True)
-        log.say(f"{name}: written for {bump.engine} {bump.version}; `sm120 build {name} --accept`")
+        above = [each for each in checkout.images() if checkout.spec(each).parent == name]
+        locks = f", then `sm120 image lock {' '.join(above)}`" if above else ""
+        what = f"{name}: written for {bump.engine} {bump.version}"
+        log.say(f"{what}; `sm120 build {name} --gate --accept` builds it{locks}")

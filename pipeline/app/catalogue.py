@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -207,34 +207,36 @@ def make_catalogue(
         before = EngineCatalogue.model_validate_json(read_at_most(data, _MOST_BYTES) or b"")
         known = {(each.engine, each.version): each for each in before.releases}
     since = datetime.now(UTC) - timedelta(days=_DAYS)
+    made, tool = f"{datetime.now(UTC):%Y-%m-%d}", f"sm120-pipeline {__version__}"
     with store.in_use():
         finder = make_gate_context(workspace, request.mirrors, request.offline).make_finder()
         for engine, wanted in asked.items():
             every = finder.versions(engine, since=since)
             released = [v for v in every if wanted.specifier.contains(v, prereleases=False)]
             for version in sorted(released, reverse=True)[: request.most]:
-                with log.step(f"Judging {engine} {version}"):
+                with ExitStack() as held, log.step(f"Judging {engine} {version}"):
+                    for name in images[engine]:
+                        # `sm120 bump` may be judging the same one
+                        held.enter_context(store.locked(f"bump-{name}-at-{version}"))
                     found = _judge_release(workspace, request, images[engine], str(version), every)
                 known[engine, str(version)] = found
                 # after each: a run that is stopped loses one release at most
-                catalogue = EngineCatalogue(
-                    made=f"{datetime.now(UTC):%Y-%m-%d}",
-                    tool=f"sm120-pipeline {__version__}",
-                    releases=sorted(
-                        known.values(), key=lambda r: (r.engine, Version(r.version)), reverse=True
-                    ),
+                releases = sorted(
+                    known.values(), key=lambda r: (r.engine, Version(r.version)), reverse=True
                 )
-                write_bytes(data, (catalogue.model_dump_json(indent=1) + "\n").encode())
+                body = EngineCatalogue(made=made, tool=tool, releases=releases)
+                write_bytes(data, (body.model_dump_json(indent=1) + "\n").encode())
     if not known:
         raise SpecInvalid("no release of an engine fits --engine", "Name a range that has some.")
+    catalogue = EngineCatalogue.model_validate_json(read_at_most(data, _MOST_BYTES) or b"")
     title = "Which engine release fits which SM120 card"
     digest = sha256_of_file(data)
-    made = f"Made {catalogue.made} by {catalogue.tool}. Data: {data.name}, {digest}."
-    pages = write_pages(request.output, title, made, catalogue.blocks)
-    body = Report(title=title, runs=[], data=digest).model_dump(mode="json", exclude_unset=True)
+    about = f"Made {catalogue.made} by {catalogue.tool}. Data: {data.name}, {digest}."
+    pages = write_pages(request.output, title, about, catalogue.blocks)
+    claim = Report(title=title, runs=[], data=digest).model_dump(mode="json", exclude_unset=True)
     stated = []
     for path in (data, *pages):
-        statement = make_statement(path.name, sha256_of_file(path), REPORT, body, moment())
+        statement = make_statement(path.name, sha256_of_file(path), REPORT, claim, moment())
         stated.append(keep_statement(path.with_name(f"{path.name}{SUFFIX}"), statement, Signing()))
     return catalogue, stated
 

@@ -68,7 +68,10 @@ def bump_command(
         say_json([each.as_json for each in results])
     else:
         rows = [
-            [each.image, each.locked, each.version, each.advice, log.seconds(each.seconds)]
+            [
+                *(each.image, each.locked, each.version, each.advice),
+                "kept" if each.is_kept else log.seconds(each.seconds),
+            ]
             for each in results
         ]
         click.echo(log.table(["image", "now", "judged", "advice", "time"], rows) + "\n")

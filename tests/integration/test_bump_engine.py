@@ -100,24 +100,23 @@ def workspace(
     return Workspace(root, tmp_path / "store")
 
 
-def test_needed_upstreamed_and_over_the_limit_are_told_apart(
+def test_an_upstreamed_patch_and_a_kernel_over_the_limit_are_named(
     workspace: Workspace, tmp_path: Path
 ) -> None:
-    to = tuple(f"tinyengine=={version}" for version in ("1.1", "1.2", "1.4"))
+    to = tuple(f"tinyengine=={version}" for version in ("1.2", "1.4"))
     request = BumpRequest(("tiny",), to=to, output=tmp_path / "page")
     found = {each.version: each for each in bump_images(workspace, request)}
     states = {version: [v.state for v in each.patches] for version, each in found.items()}
-    assert states == {"1.1": ["needed"], "1.2": ["upstreamed"], "1.4": ["conflict"]}
+    assert states == {"1.2": ["upstreamed"], "1.4": ["conflict"]}
     advice = {version: each.advice for version, each in found.items()}
-    assert advice == {"1.1": "take with patches", "1.2": "take", "1.4": "wait"}
-    assert found["1.1"].sentence.endswith("take it. With 0001.patch.")
+    assert advice == {"1.2": "take", "1.4": "wait"}
     assert found["1.2"].sentence.endswith("Leave out 0001.patch: no longer needed.")
     # the kernel, what it needs and what the card has
     assert "smem on sm_120: failed" in found["1.4"].reasons[0]
     assert "_tiny_kernel needs 131072 bytes of 101376" in found["1.4"].reasons[0]
     page = (tmp_path / "page.md").read_text(encoding="utf-8")
     assert "| 0001.patch | smem-tiny | upstreamed |" in page
-    assert [each.is_kept for each in bump_images(workspace, request)] == [True] * 3
+    assert [each.is_kept for each in bump_images(workspace, request)] == [True] * 2
 
 
 @pytest.mark.big
@@ -139,3 +138,8 @@ def test_a_catalogue_says_which_release_fits_and_with_which_patch(
     # a second run judges nothing, and rows of releases that nobody asks for now stay
     again, _ = make_catalogue(workspace, replace(request, engines=("tinyengine==1.4",)))
     assert again == made
+    others = BumpRequest(("tiny",), to=("1.1", "1.3"), output=tmp_path / "page")
+    needed, superseded = bump_images(workspace, others)
+    assert needed.sentence.endswith("take it. With 0001.patch.")
+    assert superseded.sentence.endswith("take it. Leave out 0001.patch: no longer needed.")
+    assert [needed.patches[0].state, superseded.patches[0].state] == ["needed", "superseded"]
