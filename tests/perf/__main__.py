@@ -260,9 +260,7 @@ _MEASURE = {
     "docker": measure_docker,
     "publish": measure_publish,
     "slurm": measure_slurm,
-    "imports": lambda report, store, own, options: measure_imports(
-        report, store, own, options.turns
-    ),
+    "imports": measure_imports,
 }
 
 

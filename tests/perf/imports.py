@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
@@ -18,13 +20,17 @@ ROOT = Path(__file__).resolve().parents[2]
 ENGINES = {"sglang-k2-warm": "import sglang.launch_server, sglang.srt.managers.tokenizer_manager"}
 
 
-def measure_imports(report: Report, store: Store, scratch: Path, turns: int) -> None:
+def measure_imports(report: Report, store: Store, scratch: Path, options: Namespace) -> None:
     """In turns: what the warm layer brings, nothing, and what Python itself kept of a first run."""
     empty, home = scratch / "empty", scratch / "home"
     for folder in (empty, home):
         folder.mkdir()
+    # the driver's library without a driver, which gates made: engines' own libraries ask for it
+    for stub in [*store.root.glob("gate/environments/*/stubs/libcuda.so.1")][:1]:
+        shutil.copy(stub, home)
     # where the sandbox shows it
     inside = {"HOME": f"/warm/{home.name}", "PATH": "/usr/bin:/bin", "PYTHONPATH": ""}
+    inside["LD_LIBRARY_PATH"] = inside["HOME"]
     for name, program in ENGINES.items():
         plan = plan_image(Checkout(ROOT), name, "linux/amd64")
         image = find_built(store, plan)
@@ -43,7 +49,7 @@ def measure_imports(report: Report, store: Store, scratch: Path, turns: int) -> 
             own = f"{inside['HOME']}/own"
             cost(own, keep=True)  # and files come from memory after it
             warm, cold, kept = in_turns(
-                turns,
+                options.turns,
                 partial(cost, f"/{PYCACHE}"),
                 partial(cost, "/nowhere"),
                 partial(cost, own),
