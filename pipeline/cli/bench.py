@@ -33,6 +33,7 @@ from pipeline.serving.bench.results.compare import (
     ONE_START,
     STATISTIC,
 )
+from pipeline.serving.bench.trace import record_trace
 from pipeline.serving.bench.workload import read_workload, shipped_names
 
 if TYPE_CHECKING:
@@ -218,6 +219,16 @@ def _lines(run: BenchRun, folder: Path) -> Iterator[str]:
         unknown = "neither the server nor a recipe tells how it batches"
         yield f"settings: {known or unknown}"
     for cell in run.cells:
+        turns = {n: i for n, i in cell.intervals.items() if n.startswith("ttft_by_turn_ms.")}
+        if turns:
+            named = {n.partition(".")[2]: i for n, i in turns.items()}
+            order = sorted(named, key=lambda each: int(each.partition("-")[0]))
+            columns = {"cached_share": 3, "repeated_share": 3, "session_s.mean": 1}
+            shown = [_with_error(cell.intervals.get(n), digits) for n, digits in columns.items()]
+            row = [cell.cell.name, *shown, *(_with_error(named[each], 0) for each in order)]
+            heads = ("sessions", "cached", "trace repeats", "session s")
+            yield f"\n{log.table((*heads, *(f'TTFT ms, turn {n}' for n in order)), [row])}"
+    for cell in run.cells:
         for why in sorted({why for trial in cell.trials for why in trial.void}):
             yield f"{cell.cell.name}: void: {why}"
         yield from (f"{cell.cell.name}: {mark}" for mark in cell_marks(cell.trials))
@@ -393,6 +404,28 @@ def _plain(value: float, digits: int) -> str:
     if abs(value) >= 10 ** (digits - 1):
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"
+
+
+@click.command("record")
+@click.argument("engine_log", metavar="LOG", type=EXISTING_FILE)
+@click.option("--output", "out", type=ANY_PATH, default=Path("trace.jsonl"), help="The trace.")
+@click.option("--block-tokens", type=click.IntRange(1, 4096), default=64, help="Tokens of a block.")
+@options.json_option
+def bench_record_command(engine_log: Path, out: Path, block_tokens: int, as_json: bool) -> None:
+    """Make a trace of the requests in an engine's own log, without a word of them.
+
+    LOG is that of vLLM (VLLM_LOGGING_LEVEL=DEBUG, --enable-log-requests, --enable-log-outputs) or
+    of SGLang (--log-requests --log-requests-level 3). Each block of a prompt becomes a number, the
+    same for the same beginning, so that a workload with `prompts: {kind: trace}` replays what was
+    cached.
+    """
+    made = record_trace(engine_log, out, block_tokens)
+    if as_json:
+        return say_json(made._asdict())
+    counts = f"{log.count(made.requests, 'request')} in {log.count(made.sessions, 'session')}"
+    click.echo(f"{out}: {counts}, blocks of {made.block_tokens} tokens")
+    if made.unfinished:
+        click.echo(f"left out, as the log has no answer: {log.count(made.unfinished, 'request')}")
 
 
 @click.command("attest")

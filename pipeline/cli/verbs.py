@@ -214,6 +214,7 @@ BENCH = {
     ),
     "list": Verb("bench:bench_list_command", "List the workloads that are shipped."),
     "compare": Verb("bench:bench_compare_command", "Compare two results; a gate for CI."),
+    "record": Verb("bench:bench_record_command", "Make a trace of an engine's own log."),
     "attest": Verb("bench:bench_attest_command", "State and sign the results of benchmarks."),
 }
 HOST = {

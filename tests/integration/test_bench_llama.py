@@ -6,6 +6,7 @@ Its model has 1 MB, so that it is quick on any machine.
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -30,6 +31,16 @@ input: {kind: fixed, tokens: 300}
 output: {kind: fixed, tokens: 200}
 loads:
   - {concurrency: 2, requests: 2, reads: {times: 2, input: {kind: fixed, tokens: 3000}, pause_s: 1}}
+repeats: 2
+looping: mark
+"""
+_REPLAY = """\
+name: replay
+summary: One session of four turns
+prompts: {kind: trace, path: trace.jsonl, block_tokens: 100}
+loads:
+  - {concurrency: 1, requests: 1}
+warmup_requests: 0
 repeats: 2
 looping: mark
 """
@@ -92,3 +103,24 @@ def test_several_starts_of_llama_cpp_are_one_run(tiny_model: Path, tmp_path: Pat
     (cell,) = run.cells
     assert (cell.state, [trial.start for trial in cell.trials]) == ("good", [0, 1])
     assert cell.intervals["tpot_ms.mean"].trials == 2
+
+
+def test_llama_cpp_finds_what_a_trace_repeats(tiny_model: Path, tmp_path: Path) -> None:
+    rows = [
+        {"session_id": 0, "timestamp": n, "input_length": 200 * (n + 1), "output_length": 8}
+        for n in range(4)
+    ]
+    lines = [{**row, "hash_ids": [*range(2 * n + 2)]} for n, row in enumerate(rows)]
+    (tmp_path / "trace.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    workload = tmp_path / "replay.yaml"
+    workload.write_text(_REPLAY)
+    with served(tiny_model, tmp_path, ("-t", "1", "-np", "1", "-c", "8192", "--metrics")) as url:
+        shown = _bench(url, workload, tmp_path / "out")
+    assert "TTFT ms, turn 3-4" in shown
+    (cell,) = read_run(tmp_path / "out" / "replay").cells
+    metrics = cell.trials[0].metrics
+    assert (cell.state, metrics.completed) == ("good", 4)
+    assert metrics.repeated_share == pytest.approx(0.6)
+    # a prompt that goes on from the last one is in its slot, but for the end of that
+    assert metrics.cached_share is not None
+    assert 0.4 < metrics.cached_share <= 0.65

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,20 +12,22 @@ from typing import Any
 import pytest
 
 from pipeline.core.net.wire import Address
-from pipeline.serving.bench.model import Inputs
-from pipeline.serving.bench.record import workload_digest
+from pipeline.serving.bench.model import Inputs, RequestRow, Trial
+from pipeline.serving.bench.record import read_request_rows, workload_digest
 from pipeline.serving.bench.results.compare import compare_runs, read_side
+from pipeline.serving.bench.results.recompute import require_as_measured
 from pipeline.serving.bench.runner import Bench
 from pipeline.serving.bench.server import MeasuredServer
 from pipeline.serving.bench.workload import Workload
 from tests.testbed.paced import Paces, paced_server
 
-pytestmark = pytest.mark.big
 # one image, by the time for a token in each of its starts
 _STARTS_S = (0.020, 0.0209, 0.0204)
 
 
-def measured(folder: Path, servers: Iterator[MeasuredServer], **more: Any) -> Bench:
+def measured(
+    folder: Path, servers: Iterator[MeasuredServer], prompt_file: Path | None = None, **more: Any
+) -> Bench:
     workload = Workload.model_validate(
         {
             "name": "small",
@@ -44,6 +47,8 @@ def measured(folder: Path, servers: Iterator[MeasuredServer], **more: Any) -> Be
         folder=folder,
         inputs=Inputs(workload=workload_digest(workload)),
         drain_s=0.05,
+        prompt_file=prompt_file,
+        self_test=prompt_file is None,
     )
     bench.run()
     return bench
@@ -55,6 +60,7 @@ def _started(stack: ExitStack, times: Iterator[float]) -> Iterator[MeasuredServe
         yield MeasuredServer(Address.read(url), url)
 
 
+@pytest.mark.big
 def test_the_interval_over_starts_holds_the_truth_and_one_start_does_not(tmp_path: Path) -> None:
     true_ms = 1e3 * fmean(_STARTS_S)
     with ExitStack() as stack:
@@ -74,3 +80,89 @@ def test_the_interval_over_starts_holds_the_truth_and_one_start_does_not(tmp_pat
     # and two starts of this image name no winner, though each is sure of itself
     comparison = compare_runs(read_side(one.folder), read_side(other.folder))
     assert {number.verdict for _, number in comparison.numbers()} == {"undecided"}
+
+
+def _write_trace(path: Path, turns: int = 3) -> dict[str, Any]:
+    """Two sessions with one common block of 50 tokens; each turn adds four of its own."""
+    rows: list[dict[str, Any]] = []
+    held, number = {0: [0], 1: [0]}, 1
+    for turn in range(turns):
+        for session, blocks in held.items():
+            blocks += range(number, number + 4)
+            number += 4
+            row = {"session_id": session, "timestamp": 100 * len(rows), "delay": 500}
+            rows.append({**row, "input_length": 50 * len(blocks), "hash_ids": [*blocks]})
+            rows[-1]["output_length"] = 40
+            if not turn:
+                del rows[-1]["delay"]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    prompts = {"kind": "trace", "path": path.name, "block_tokens": 50}
+    return {"prompts": prompts, "loads": [{"concurrency": 2, "requests": 2}], "repeats": 1}
+
+
+def _replayed(tmp_path: Path, paces: Paces) -> tuple[Trial, list[RequestRow]]:
+    told = _write_trace(tmp_path / "trace.jsonl")
+    with paced_server(paces) as url:
+        server = MeasuredServer(Address.read(url), url)
+        bench = measured(tmp_path / "out", iter([server]), tmp_path / "trace.jsonl", **told)
+    require_as_measured(bench.folder, bench._run)
+    trial = bench._run.cells[0].trials[0]
+    return trial, list(read_request_rows(bench.folder, trial.requests))
+
+
+def test_a_trace_keeps_its_cache_hits(tmp_path: Path) -> None:
+    trial, rows = _replayed(tmp_path, Paces(long_tokens=1 << 20, cache_words=5))
+    metrics = trial.metrics
+    assert (trial.void, metrics.completed) == ([], 6)
+    assert {mark.kind for mark in trial.marks} <= {"client-unmeasured", "client-limited"}
+    assert metrics.repeated_share is not None
+    # nothing is cached that the trace does not repeat, and little less
+    assert metrics.cached_share == pytest.approx(metrics.repeated_share, abs=0.05)
+    assert [row.turn for row in sorted(rows, key=lambda row: row.number)] == [0, 1, 2] * 2
+    assert metrics.session_s is not None
+    assert metrics.session_s.least >= 1.0  # the pauses alone
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "said"),
+    [
+        ("cached-claimed", "cache-hits", "it counts wrong, or knows them from before"),
+        ("cached-beyond", "usage-disagrees", "a token count that cannot be true"),
+        ("bills-more", "tokens-together", "it bills more than it writes"),
+    ],
+)
+def test_a_server_that_flatters_itself_is_marked(
+    tmp_path: Path, fault: str, kind: str, said: str
+) -> None:
+    trial, _ = _replayed(tmp_path, Paces(long_tokens=1 << 20, read_tok_s=4000, fault=fault))
+    assert [mark for mark in trial.marks if mark.kind == kind and said in mark.message]
+
+
+@pytest.mark.big
+def test_the_times_of_a_trace_are_true_within_two_percent(tmp_path: Path) -> None:
+    errors: list[dict[str, float]] = []
+    # what else the machine does is in a reading, too: one of three must be good
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        trial, rows = _replayed(folder, Paces(long_tokens=1 << 20, read_tok_s=300, cache_words=5))
+        fresh_s = {
+            (r.conversation, r.turn): ((r.input_tokens or 0) - (r.cached or 0)) / 300 for r in rows
+        }
+        spans = [
+            sum(fresh_s[s, t] + 39 * 0.02 for t in range(3)) + 2 * 0.5 for s in (0, 1)
+        ]  # fmt: skip
+        found = trial.metrics
+        assert found.session_s is not None
+        assert found.ttft_by_turn_ms is not None
+        of_turn = {str(t + 1): fmean(fresh_s[s, t] for s in (0, 1)) for t in (0, 1)}
+        errors.append(
+            {
+                "session": found.session_s.mean / fmean(spans) - 1,
+                **{n: found.ttft_by_turn_ms[n] / 1e3 / s - 1 for n, s in of_turn.items()},
+            }
+        )
+        print(errors[-1], found.cached_share, found.repeated_share)
+        if all(abs(error) <= 0.02 for error in errors[-1].values()):
+            return
+    raise AssertionError(errors)

@@ -182,6 +182,11 @@ def sample_marks(samples: Samples, metrics: Metrics) -> list[Mark]:
             kept = f"{metrics.decode_kept:.0%} of the rate is kept beside a read"
             waited = f"yet a writer waited {pause:,.0f} ms, {pause / usual_ms:.0f} times as long as"
             found.append(("bursts", f"{kept}, {waited} usual: tokens came in bursts after pauses"))
+    cached, repeated = metrics.cached_share, metrics.repeated_share
+    if cached is not None and repeated is not None and cached > repeated + _CACHED_SHARE:
+        beyond = f"{cached:.0%} of the prompt tokens cached by the server's count, and the trace"
+        why = f"{beyond} repeats {repeated:.0%}: it counts wrong, or knows them from before"
+        found.append(("cache-hits", why))
     counted = samples.engine.counters.get("generated_tokens") if samples.engine else None
     tokens = metrics.output_tokens
     # engines differ in whether the token that ends an answer counts

@@ -72,6 +72,9 @@ class _Sums:
         self.begin, self.end, self.busy_s = math.inf, 0.0, 0.0
         self.tokens_in_second: dict[int, float] = {}
         self.parts: list[RequestRow] = []  # of a cell with reads
+        # of a trace: TTFT by turn, and the begin and end of each session
+        self.turns: dict[int, array[float]] = {}
+        self.sessions: dict[int, tuple[float, float]] = {}
 
     def add(self, row: RequestRow) -> None:
         counts, first_s, end_s = self.counts, row.first_token_s, row.end_s
@@ -90,6 +93,12 @@ class _Sums:
             self.parts.append(row)
         if row.part == "reader":
             return  # latencies are those of the writers
+        if row.repeated_tokens is not None:
+            counts.update(repeated=row.repeated_tokens, asked=row.asked_input or 0)
+            self.turns.setdefault(row.turn or 0, array("d")).append(first_s * 1e3)
+            begin, end = self.sessions.get(row.conversation or 0, (math.inf, 0.0))
+            span = min(begin, row.sent_s), max(end, row.sent_s + end_s)
+            self.sessions[row.conversation or 0] = span
         ttft, tpot, latency = first_s * 1e3, tpot_ms(row), end_s * 1e3
         fresh = read - (row.cached or 0)
         self.values["ttft_ms"].append(ttft)
@@ -109,6 +118,26 @@ class _Sums:
             at += gap / 1e6
             second = min(int(at), _MOST_SECONDS)
             self.tokens_in_second[second] = self.tokens_in_second.get(second, 0.0) + share
+
+    @property
+    def trace(self) -> dict[str, object]:
+        """What a replayed trace shows."""
+        counts, by_turn = self.counts, dict[str, list[float]]()
+        for turn in sorted(self.turns):
+            # the turns that are shown together: 1, 2, 3-4, 5-8 and so on
+            upper = 1 << turn.bit_length()
+            name = str(turn + 1) if turn < 2 else f"{upper // 2 + 1}-{upper}"
+            by_turn.setdefault(name, []).extend(self.turns[turn])
+        if not by_turn:
+            return {}
+        cached, read = counts.get("cached_tokens"), counts["input_tokens"]
+        spans = [end - begin for begin, end in self.sessions.values()]
+        return {
+            "cached_share": None if cached is None or not read else _rounded(cached / read),
+            "repeated_share": _rounded(counts["repeated"] / max(1, counts["asked"])),
+            "ttft_by_turn_ms": {n: _rounded(added(v) / len(v)) for n, v in by_turn.items()},
+            "session_s": quantiles(spans),
+        }
 
     @property
     def interference(self) -> dict[str, float]:
@@ -189,7 +218,7 @@ def metrics_of(
     # none of them told: the server does not say what it had in its cache
     cached = {"cached_tokens": counts.get("cached_tokens")}
     return Metrics.model_validate(
-        {**whole, **cached, **known, **spread, **drafts, **sums.interference}
+        {**whole, **cached, **known, **spread, **drafts, **sums.interference, **sums.trace}
     )
 
 

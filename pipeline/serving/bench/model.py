@@ -62,6 +62,8 @@ class RequestRow(Frozen):
     conversation: Count | None = None
     turn: Count | None = None
     part: Literal["reader", "writer"] | None = None  # in a cell with reads
+    # of a trace: prompt tokens whose blocks an earlier request of the trial has, too
+    repeated_tokens: Count | None = None
     planned_s: float | None = None  # with a rate: when it was due, since the trial's start
     sent_s: float  # when its first byte was written, since the trial's start
     # the following since `sent_s`
@@ -176,6 +178,13 @@ class Metrics(Frozen):
     decode_kept: WhereKnown = None
     worst_pause_ms: WhereKnown = None
     read_tok_s: WhereKnown = None
+    # of a trace
+    cached_share: WhereKnown = None
+    repeated_share: WhereKnown = None
+    ttft_by_turn_ms: Annotated[
+        dict[str, float] | None, Field(exclude_if=lambda turns: turns is None)
+    ] = None
+    session_s: Annotated[Quantiles | None, Field(exclude_if=lambda spread: spread is None)] = None
     # of a start
     ready_s: float | None = None
     start_to_first_token_s: float | None = None

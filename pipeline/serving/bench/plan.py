@@ -30,7 +30,7 @@ from pipeline.serving.bench.model import Cell
 from pipeline.serving.bench.workload import Conversations, FilePrompts, Lengths, Workload
 
 _MOST_FILE_BYTES, _MOST_LINE_BYTES = 512 << 20, 64 << 20
-_TASK = "\n\nWrite a long and detailed report about all of the above, in full sentences."
+TASK = "\n\nWrite a long and detailed report about all of the above, in full sentences."
 
 
 class _Vocabulary(RootModel[dict[str, list[str]]]):
@@ -96,7 +96,7 @@ def unique_text(key: str, count: int, prefix: str = "", nonce: str = "") -> str:
     """
     # within the first tokens: caches compare from the start
     head = hashlib.sha256(f"{nonce} {key}".encode()).hexdigest()[:12]
-    return f"{prefix}[{head}] {words(key, count, nonce)}{_TASK}"
+    return f"{prefix}[{head}] {words(key, count, nonce)}{TASK}"
 
 
 def draw(lengths: Lengths, key: str) -> int:
@@ -161,6 +161,7 @@ class Planned:
     due_s: float | None = None
     think_s: float = 0.0
     part: Literal["reader", "writer"] | None = None
+    repeated_tokens: int | None = None  # of a trace
     # an assistant's call of a tool comes before the tool's answer
     tool_call: str = ""
 
@@ -244,7 +245,7 @@ def sessions(job: WorkerJob) -> Iterator[Session]:
                     prefix = words(group, max(1, round(common / scale.per_word))) + "\n\n"
                 text = unique_text(own[0], scale.words(length - common), prefix, own[1])
                 content = {"messages": [{"role": "user", "content": text}]}
-            session = [Planned(number, length, output, _body(job, output, content))]
+            session = [Planned(number, length, output, completion_body(job, output, content))]
         if cell.reads:
             session[0].part = "writer" if asked is cell else "reader"
         if due:
@@ -301,7 +302,7 @@ def _conversation(job: WorkerJob, prompts: Conversations, number: int, key: str)
                 number=number * len(turns) + index,
                 asked_input=None,  # it carries what the server answered before
                 asked_output=output,
-                body=_body(job, output, {}),
+                body=completion_body(job, output, {}),
                 messages=tuple(json.dumps(each, ensure_ascii=False).encode() for each in messages),
                 conversation=number,
                 turn=index,
@@ -312,7 +313,7 @@ def _conversation(job: WorkerJob, prompts: Conversations, number: int, key: str)
     return session
 
 
-def _body(job: WorkerJob, output: int, content: dict[str, Any]) -> bytes:
+def completion_body(job: WorkerJob, output: int, content: dict[str, Any]) -> bytes:
     """A request's JSON."""
     body: dict[str, Any] = {
         "model": job.model,

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice, pairwise, takewhile
@@ -36,7 +35,8 @@ from pipeline.serving.bench.answer import (
 )
 from pipeline.serving.bench.model import Failure, RequestRow
 from pipeline.serving.bench.plan import Planned, Session, WorkerJob, assistant_message, sessions
-from pipeline.serving.bench.workload import RandomTokens
+from pipeline.serving.bench.trace import trace_sessions
+from pipeline.serving.bench.workload import RandomTokens, TracePrompts
 
 _RETRIED = (429, 503)
 _WATCH_S = 0.1
@@ -108,6 +108,7 @@ class WorkerRun:
                 conversation=planned.conversation,
                 turn=planned.turn,
                 part=planned.part,
+                repeated_tokens=planned.repeated_tokens,
                 planned_s=None if planned.due_s is None else round(planned.due_s, 6),
                 sent_s=round(sent.sent - self.origin, 6),
                 first_byte_s=first_byte,
@@ -167,7 +168,10 @@ class WorkerRun:
                 await self._session(session)
 
         try:
-            if self.job.cell.rate_per_s is None or self.job.phase != "trial":
+            is_timed = self.job.cell.rate_per_s is not None
+            if isinstance(prompts := self.job.workload.prompts, TracePrompts):
+                is_timed = prompts.timing == "timestamps"
+            if not is_timed or self.job.phase != "trial":
                 readers = [read(reads.pause_s)] if reads else []
                 writers = (stream(number) for number in range(self.job.streams))
                 await asyncio.gather(*readers, *writers)
@@ -191,7 +195,7 @@ class WorkerRun:
         for index, planned in enumerate(session):
             if planned.think_s:
                 await asyncio.sleep(planned.think_s)
-            body, is_talk = planned.body, planned.conversation is not None
+            body, is_talk = planned.body, bool(planned.messages)
             if is_talk:
                 # all messages so far, which are encoded already
                 messages += planned.messages
@@ -335,19 +339,25 @@ def _say(**message: Any) -> None:
 async def prepared(job: WorkerJob) -> tuple[WorkerRun, Iterator[Session]]:
     """Everything but the requests themselves: prompts are made and connections are open."""
     # beside reads there is no last writer: those beyond the fewest are made as they are needed
-    share, todo, reads = WorkerRun(job), sessions(job), job.cell.reads
+    is_trace = isinstance(job.workload.prompts, TracePrompts)
+    todo = trace_sessions(job) if is_trace else sessions(job)
+    share, reads = WorkerRun(job), job.cell.reads
     fewest = job.requests + reads.times if reads else None
     todo = chain(list(islice(todo, fewest)), todo)
-    gate, limit_s = asyncio.Semaphore(_PARALLEL_CONNECTS), job.workload.limits.connect_s
-
-    async def open_one() -> None:
-        # a request that finds no connection tries again, and names what is wrong
-        with suppress(Failed):
-            async with gate:
-                share.idle.append(await open_connection(job.address, share.tls, limit_s))
-
+    limit_s, left = job.workload.limits.connect_s, job.streams + bool(reads)
     # as many as will be needed at a time, before the clock runs
-    await asyncio.gather(*(open_one() for _ in range(job.streams + bool(reads))))
+    while left > 0:
+        opening = [
+            open_connection(job.address, share.tls, limit_s)
+            for _ in range(min(left, _PARALLEL_CONNECTS))
+        ]
+        for each in await asyncio.gather(*opening, return_exceptions=True):
+            if isinstance(each, Connection):
+                share.idle.append(each)
+            elif not isinstance(each, Failed):
+                raise each
+        # a request that finds no connection tries again, and names what is wrong
+        left -= len(opening)
     return share, todo
 
 

@@ -94,6 +94,19 @@ class FilePrompts(Frozen):
     digest: Digest | None = None
 
 
+class TracePrompts(Frozen):
+    """Sessions that an agent had, by the hashes of their KV blocks: see `trace.py`."""
+
+    kind: Literal["trace"]
+    path: RelativePath  # beside the workload's file
+    digest: Digest | None = None
+    block_tokens: Positive = 512  # of a Mooncake trace; a Weka trace names its own
+    # sessions one after the other on each stream, or each when the trace has it
+    timing: Literal["sessions", "timestamps"] = "sessions"
+    most_think_s: Pause = 60.0
+    most_input: Tokens | None = None  # a session ends before a longer prompt
+
+
 class Turn(Frozen):
     """The next message of a conversation, and how long the user or the tool takes for it."""
 
@@ -119,7 +132,7 @@ class Conversations(Frozen):
 
 
 Prompts: TypeAlias = Annotated[
-    TextPrompts | RandomTokens | FilePrompts | Conversations, Discriminator("kind")
+    TextPrompts | RandomTokens | FilePrompts | TracePrompts | Conversations, Discriminator("kind")
 ]
 
 
@@ -216,7 +229,7 @@ class Workload(Frozen):
             raise ValueError("needs `loads`, or `starts`")
         if self.engine_starts > 1 and (self.starts or self.repeats % self.engine_starts):
             raise ValueError("`repeats` of `loads` are shared by `engine_starts` without a rest")
-        if self.loads and self.prompts.kind not in ("conversation",):
+        if self.loads and self.prompts.kind not in ("conversation", "trace"):
             has_output = all(load.output or self.output for load in self.loads)
             has_input = all(load.input or self.input for load in self.loads)
             if not has_output or not (has_input or self.prompts.kind == "file"):
@@ -260,6 +273,6 @@ def read_workload(name: str) -> Workload:
 def prompt_file(name: str, workload: Workload) -> Path | None:
     """Where the prompts of a workload lie: beside its file."""
     prompts = workload.prompts
-    if not isinstance(prompts, FilePrompts):
+    if not isinstance(prompts, FilePrompts | TracePrompts):
         return None
     return workload_path(name).resolve().parent / prompts.path
