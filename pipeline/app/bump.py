@@ -86,6 +86,7 @@ Advice = Literal["take", "take with patches", "wait", "nothing newer"]
 # Part of the key of every kept result: raised when the same findings are judged otherwise.
 _FORMAT = 1
 _FOLDER = "bumps"
+_LONGEST = 280  # of the first reason, in a line
 _MOST_ROWS = 8  # of what failed, on a page; the commands that it names show all
 # A patch in one of these states is left out of the candidate, and its gate passes without it.
 GONE = ("upstreamed", "superseded", "not needed yet")
@@ -223,7 +224,10 @@ class Bump(Frozen):
         if self.advice == "wait":
             more = len(self.reasons) - 1
             others = f" And {log.count(more, 'reason')} more." if more else ""
-            return f"{self.reasons[0].rstrip('.')}.{others}"
+            first = self.reasons[0].rstrip(".")
+            # whole lines of an engine's code, or all that a resolver says, stand further below
+            first = f"{first[:_LONGEST]}…" if len(first) > _LONGEST else f"{first}."
+            return f"{first}{others}"
         kept = [verdict.patch for verdict in self.patches if verdict.state in _KEPT]
         gone = [verdict.patch for verdict in self.patches if verdict.state in GONE]
         with_them = f"With {', '.join(kept)}. " if kept else ""

@@ -237,7 +237,8 @@ def judge_chat_patch(
         applied=engine.is_applied(tree, spec, gate.patch_folder),
         conflict=conflict,
         is_older=Version(tree.version) < Version(spec.made_for or gate.tree.version),
-        is_absent=all(case.verdict == "unknown" for case in without),
+        # a version that cannot even be imported here is unknown, and not without the code
+        is_absent=not any((tree.folder / file.path).is_file() for file in spec.files),
     )
     return PatchVerdict(
         patch=spec.file,

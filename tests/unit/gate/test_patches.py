@@ -12,17 +12,19 @@ import pytest
 from packaging.version import Version
 
 from pipeline.core.errors import GateInvalid
+from pipeline.images.gate.parsers.judge import ParserResult
 from pipeline.images.gate.patches import (
     PatchVerdict,
     State,
     decide,
+    judge_chat_patch,
     unproved,
     versions_against,
     without_gate,
 )
 from pipeline.images.gate.smem.engine import EngineTree, compiler_requirements, is_applied
 from pipeline.images.gate.smem.results import CaseResult
-from pipeline.images.spec.image import PatchSpec
+from pipeline.images.spec.image import PatchSeries, PatchSpec
 from tests.makers import patch_spec
 from tests.unit.gate.smem.test_results import judged, record
 
@@ -224,3 +226,42 @@ def test_versions_that_the_index_has_are_judged_in_the_order_they_were_named() -
 def test_a_version_that_nobody_has_ends_the_command(wanted: str, message: str) -> None:
     with pytest.raises(GateInvalid, match=re.escape(message)):
         versions_against(offering("0.5.9", "0.5.10"), LOCKED, wanted)
+
+
+@pytest.mark.parametrize(
+    ("version", "files", "want"),
+    [
+        ("1.0", {}, "not needed yet"),
+        # such as an import that fails outside the server: nothing is known of the patch
+        ("1.0", {"engine/parser.py": "other\n"}, "unknown"),
+        ("3.0", {}, "unknown"),
+    ],
+)
+def test_a_parser_that_cannot_be_run_in_an_older_version_is_unknown_and_not_absent(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    files: dict[str, str],
+    want: str,
+) -> None:
+    diff = "--- a/engine/parser.py\n+++ b/engine/parser.py\n@@ -1,2 +1,2 @@\n one\n-two\n+three\n"
+    (tmp_path / "0001.patch").write_text(diff)
+    tree = EngineTree(tmp_path / "tree", "engine", version, f"sha256:{'2' * 64}")
+    for path, text in {"engine/__init__.py": "", **files}.items():
+        (tree.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree.folder / path).write_text(text)
+    about = {"applies_to": "engine==2.0", "gate": "parsers-kimi"}
+    spec = PatchSpec.model_validate(patch_spec(**about, files=[{"path": "engine/parser.py"}]))
+    case = {"name": "kimi/call", "family": "kimi", "parsers": {}, "stands_for": []}
+    lost = ParserResult.model_validate({**case, "verdict": "unknown", "message": "ImportError"})
+    parsing: Any = SimpleNamespace(
+        gates=SimpleNamespace(cases=[SimpleNamespace(family="kimi")]),
+        environment=SimpleNamespace(facts=SimpleNamespace(python="3.11")),
+        judge=lambda *_, **__: [lost],
+    )
+    monkeypatch.setattr("pipeline.images.gate.patches.open_parser_gate", lambda *_: parsing)
+    series = PatchSeries(patches=[spec])
+    gate: Any = SimpleNamespace(
+        **{"context": None, "plan": None, "series": series, "patch_folder": tmp_path, "tree": tree}
+    )
+    assert judge_chat_patch(gate, tree, spec).state == want
