@@ -69,6 +69,7 @@ from pipeline.core.files import (
     write_bytes,
 )
 from pipeline.core.model import (
+    FILE_VERSION,
     Count,
     Digest,
     Frozen,
@@ -140,7 +141,7 @@ class BundleFile(Frozen):
 class BundleManifest(Frozen):
     """The file `bundle.json`."""
 
-    format: Literal[1] = 1
+    format: Annotated[Literal[1], FILE_VERSION] = 1
     plan: Place  # below the bundle
     platform: Platform  # of the machine that it is for
     commit: Sha1

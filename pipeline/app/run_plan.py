@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from glob import escape
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -37,7 +37,7 @@ from pipeline.core.files import (
     sha256_of_file,
     write_bytes,
 )
-from pipeline.core.model import Frozen, Line, Name, canonical_json, sha256_of
+from pipeline.core.model import FILE_VERSION, Frozen, Line, Name, canonical_json, sha256_of
 from pipeline.core.yaml_file import read_yaml
 from pipeline.weights.place import STATE
 
@@ -78,14 +78,14 @@ class StageSpec(Frozen):
 class RunPlan(Frozen):
     """The file that `sm120 run` reads."""
 
-    format: Literal[1]
+    format: Annotated[Literal[1], FILE_VERSION]
     stages: dict[Name, StageSpec] = Field(min_length=1, max_length=1000)
 
 
 class StageRecord(Frozen):
     """How a stage ended the last time, kept in the store."""
 
-    format: Literal[1] = 1
+    format: Annotated[Literal[1], FILE_VERSION] = 1
     stage: Name
     words: list[str]
     key: str

@@ -6,7 +6,17 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 Digest = Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
 Hex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -54,6 +64,28 @@ def stays_below(path: str) -> str:
 RelativePath = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9._+~%:@/-]+$"), AfterValidator(stays_below)
 ]
+
+
+class _FileVersion:
+    """Marks the field by which a file says in which form it is written."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        def check(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
+            try:
+                return known(value)
+            except ValidationError as error:
+                # a later release may have written it: what it means there is not guessed
+                wanted = error.errors()[0].get("ctx", {}).get("expected", "another one")
+                told = {"given": repr(value)[:60], "wanted": wanted}
+                message = "is {given}, and this version of sm120 reads {wanted}: take a newer one"
+                raise PydanticCustomError("file_version", message, told) from error
+
+        return core_schema.no_info_wrap_validator_function(check, handler(source))
+
+
+FILE_VERSION = _FileVersion()
 
 
 class Frozen(BaseModel):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pipeline.core.errors import LockStale
 from pipeline.core.files import write_bytes
-from pipeline.core.model import Digest, Frozen, Name
+from pipeline.core.model import FILE_VERSION, Digest, Frozen, Name
 from pipeline.core.sealed import UNSEALED, Sealed, read_sealed
 from pipeline.hosts.spec import CudaRelease, HostSpec, Target
 from pipeline.images.lock.model import DebPin
@@ -44,7 +44,7 @@ class TargetLock(Frozen):
 class HostLock(Sealed):
     """The packages that satisfy the hosts' spec."""
 
-    format: Literal[1] = 1
+    format: Annotated[Literal[1], FILE_VERSION] = 1
     spec: Digest
     driver_branch: int
     cuda_release: CudaRelease

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, model_validator
 
 from pipeline.core.errors import LockMissing
-from pipeline.core.model import Frozen, Name, canonical_json, sha256_of
+from pipeline.core.model import FILE_VERSION, Frozen, Name, canonical_json, sha256_of
 from pipeline.core.yaml_file import read_yaml
 from pipeline.images.spec.checkout import Checkout
 
@@ -66,7 +66,7 @@ class NcclSpec(Frozen):
 class HostSpec(Frozen):
     """What all hosts have to have."""
 
-    format: Literal[1] = 1
+    format: Annotated[Literal[1], FILE_VERSION] = 1
     targets: Annotated[list[Target], Field(min_length=1)]
     driver: DriverSpec
     cuda: HostCudaSpec

@@ -17,6 +17,7 @@ from pipeline.core import log
 from pipeline.core.errors import LockEdited, LockStale, SpecInvalid, WeightsUnknown, there_are
 from pipeline.core.files import write_bytes
 from pipeline.core.model import (
+    FILE_VERSION,
     Digest,
     Frozen,
     Hex,
@@ -155,7 +156,7 @@ class FilePin(Frozen):
 class WeightsLock(Sealed):
     """Every file of a set at one commit. Where the bytes come from is not part of it."""
 
-    format: Literal[1] = 1
+    format: Annotated[Literal[1], FILE_VERSION] = 1
     name: Name
     spec: Digest
     repository: HubRepository

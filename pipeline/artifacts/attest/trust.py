@@ -33,7 +33,7 @@ from pipeline.artifacts.attest.names import KINDS, Kind, predicate_kind
 from pipeline.artifacts.attest.statement import CLOCKS_APART, stamp
 from pipeline.core.errors import KeyInvalid, SpecInvalid, TrustInvalid
 from pipeline.core.files import write_bytes
-from pipeline.core.model import Digest, Frozen, Name
+from pipeline.core.model import FILE_VERSION, Digest, Frozen, Name
 from pipeline.core.yaml_file import parse_yaml, read_yaml
 
 _BY_HAND = "Nothing was written. Put what `sm120 evidence show-key FILE.pub` prints under `keys:`."
@@ -103,7 +103,7 @@ class Trust(Frozen):
 
     schema_name: ClassVar[str] = "trust"
 
-    format: Literal[1] = 1
+    format: Annotated[Literal[1], FILE_VERSION] = 1
     keys: list[TrustedKey] = []
     bases: dict[Digest, Reason] = Field(
         default={}, description="foreign base images that are accepted as published, and why"

@@ -37,7 +37,7 @@ from pipeline.artifacts.attest.strict import plain, read_signed_json
 from pipeline.artifacts.attest.trust import Trust
 from pipeline.core import log
 from pipeline.core.errors import RecordInvalid, SpecInvalid, TrustInvalid
-from pipeline.core.model import Digest, Frozen, Name, canonical_json
+from pipeline.core.model import FILE_VERSION, Digest, Frozen, Name, canonical_json
 from pipeline.core.yaml_file import read_yaml
 from pipeline.evidence.statements.provenance import read_provenance
 from pipeline.evidence.verify import naming
@@ -327,7 +327,7 @@ class Policy(Frozen):
 
     schema_name: ClassVar[str] = "policy"
 
-    format: Literal[1] = 1
+    format: Annotated[Literal[1], FILE_VERSION] = 1
     require: list[Kind] = []
     keys: list[Digest] | None = Field(default=None, description="only these keys count")
     signatures: Annotated[int, Field(ge=1, le=16)] = 1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
 from pipeline.core.known import Known, Unknown, unknown
-from pipeline.core.model import Count, Frozen
+from pipeline.core.model import FILE_VERSION, Count, Frozen
 
 # A field that changes by itself: a difference does not count as drift.
 VOLATILE: dict[str, Any] = {"volatile": True}
@@ -200,7 +200,7 @@ class Xid(Frozen):
 class HostFacts(Frozen):
     """A machine at one time: what a number measured on it depends on."""
 
-    version: Literal[1] = 1
+    version: Annotated[Literal[1], FILE_VERSION] = 1
     host: str  # a name chosen for it, or a digest of its machine id
     taken_at: Count = Field(json_schema_extra=VOLATILE)
     board: Known[str]

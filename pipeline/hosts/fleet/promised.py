@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ValidationError
 
 from pipeline.core.errors import FleetUnready
-from pipeline.core.model import Frozen
+from pipeline.core.model import FILE_VERSION, Frozen
 
 State: TypeAlias = Literal["present", "absent"]
 
@@ -162,7 +162,7 @@ class EngineRecord(Frozen):
     The host keeps the same as its record, with the moment and the smoke test that it passed.
     """
 
-    format: Literal[1] = 1
+    format: Annotated[Literal[1], FILE_VERSION] = 1
     recipe: str
     recipe_digest: str
     recipe_body: dict[str, Any]

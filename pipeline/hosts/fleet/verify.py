@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import computed_field
 
 from pipeline.core.errors import FactsUnreadable
 from pipeline.core.files import write_bytes
 from pipeline.core.known import Known, Unknown, then, unknown
-from pipeline.core.model import Frozen
+from pipeline.core.model import FILE_VERSION, Frozen
 from pipeline.core.verdict import RuleResult, RuleVerdict, Verdict, worst
 from pipeline.hosts.facts import capture
 from pipeline.hosts.facts.drift import Difference, compare_facts, read_recorded_facts
@@ -102,7 +102,7 @@ class HostResult(Frozen):
 class FleetResult(Frozen):
     """All hosts of one verification."""
 
-    version: Literal[1] = 1
+    version: Annotated[Literal[1], FILE_VERSION] = 1
     hosts: list[HostResult]
 
     @computed_field  # type: ignore[prop-decorator]

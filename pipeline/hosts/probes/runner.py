@@ -11,13 +11,13 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from pipeline.core import proc
 from pipeline.core.errors import FactsUnreadable, ProbeUnstarted
-from pipeline.core.model import Frozen
+from pipeline.core.model import FILE_VERSION, Frozen
 from pipeline.core.verdict import RuleVerdict, RunVerdict
 
 REPORT_NAME = "report.json"
@@ -48,7 +48,7 @@ class ProbeRow(Frozen):
 class ProbeReport(Frozen):
     """The results of all tests of one machine."""
 
-    version: Literal[1]
+    version: Annotated[Literal[1], FILE_VERSION]
     verdict: RunVerdict
     device: Literal["cuda", "cpu"]
     count: int

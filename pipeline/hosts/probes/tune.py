@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from typing import Literal
+from typing import Annotated, Literal
 
-from pipeline.core.model import Frozen
+from pipeline.core.model import FILE_VERSION, Frozen
 from pipeline.hosts.probes.runner import ProbeReport
 
 # Below this a gain is noise, and a host without settings is easier to explain.
@@ -64,7 +64,7 @@ class Winner(Frozen):
 class Tuning(Frozen):
     """A sweep: what was tried, and what won."""
 
-    version: Literal[1] = 1
+    version: Annotated[Literal[1], FILE_VERSION] = 1
     ranks: int
     device: str
     tried: list[Tried]

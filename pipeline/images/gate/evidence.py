@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ValidationError
 
 from pipeline.artifacts.store.store import Store, read_own
 from pipeline.core import errors, log
 from pipeline.core.files import write_bytes
-from pipeline.core.model import Digest, Frozen
+from pipeline.core.model import FILE_VERSION, Digest, Frozen
 from pipeline.core.verdict import GateVerdict, worst
 from pipeline.images.gate.smem.limits import Card
 
@@ -64,7 +64,7 @@ class Evidence(Frozen):
 class ImageGates(Frozen):
     """All results of one image."""
 
-    format: Literal[2] = 2
+    format: Annotated[Literal[2], FILE_VERSION] = 2
     image: str
     platform: str
     image_digest: Digest

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import ValidationError, model_validator
 
 from pipeline.artifacts.store.store import Store, read_own
 from pipeline.core.errors import StoreDamaged
 from pipeline.core.files import write_bytes
-from pipeline.core.model import Digest, Frozen, Name, Platform
+from pipeline.core.model import FILE_VERSION, Digest, Frozen, Name, Platform
 from pipeline.core.verdict import RunVerdict, TestVerdict, worst
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def summary_of(
 class ImageRuns(Frozen):
     """All runs of one image that count."""
 
-    format: Literal[1] = 1
+    format: Annotated[Literal[1], FILE_VERSION] = 1
     image: str
     platform: Platform
     image_digest: Digest

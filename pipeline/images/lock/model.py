@@ -14,6 +14,7 @@ from pipeline.artifacts.oci.document import LayerType
 from pipeline.core.errors import LockEdited, LockStale
 from pipeline.core.files import write_bytes
 from pipeline.core.model import (
+    FILE_VERSION,
     Digest,
     FileName,
     Frozen,
@@ -144,7 +145,7 @@ Pin = WheelPin | DebPin | ArchivePin
 class ImageLock(Sealed):
     """Everything an image is made of for one platform, beyond its base."""
 
-    format: Literal[1] = 1
+    format: Annotated[Literal[1], FILE_VERSION] = 1
     image: Name
     platform: Platform
     spec: Digest
@@ -239,7 +240,7 @@ _HINT = "`sm120 source lock NAME` renews it; with --dry-run it shows what would 
 class SourceLock(Sealed):
     """Which files a source consists of."""
 
-    format: Literal[1] = 1
+    format: Annotated[Literal[1], FILE_VERSION] = 1
     source: Name
     spec: Digest
     archive: ArchivePin

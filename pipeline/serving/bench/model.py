@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from pipeline.core.model import Count, Digest, Frozen, Stamp
+from pipeline.core.model import FILE_VERSION, Count, Digest, Frozen, Stamp
 from pipeline.serving.bench.workload import Lengths, Reads, Workload
 
 Engine: TypeAlias = Literal["vllm", "sglang", "llama.cpp", "stub"]
@@ -365,7 +365,7 @@ class Inputs(Frozen):
 class BenchRun(Frozen):
     """The whole of `bench.json`."""
 
-    format: Literal["sm120-bench/1"] = "sm120-bench/1"
+    format: Annotated[Literal["sm120-bench/1"], FILE_VERSION] = "sm120-bench/1"
     # partial: stopped before all cells were done; the same command goes on with it
     state: Literal["complete", "partial"]
     why_partial: str = ""

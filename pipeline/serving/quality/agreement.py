@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.core.errors import ScoresInvalid
 from pipeline.core.files import write_bytes
-from pipeline.core.model import Count, Frozen, canonical_json, sha256_of
+from pipeline.core.model import FILE_VERSION, Count, Frozen, canonical_json, sha256_of
 from pipeline.core.verdict import TestVerdict, worst
 from pipeline.serving.quality.estimate import bootstrap
 from pipeline.serving.quality.model import QualityNumber, QualityPart, QualityPlan, QualityRow
@@ -48,7 +48,7 @@ class RecordedText(Frozen):
 class AgreementReference(Frozen):
     """What a trusted server expected, in a file."""
 
-    format: Literal[1] = 1
+    format: Annotated[Literal[1], FILE_VERSION] = 1
     model: str
     url: str
     texts: list[RecordedText]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from pipeline.core.model import Count, Digest, Frozen, Stamp
+from pipeline.core.model import FILE_VERSION, Count, Digest, Frozen, Stamp
 from pipeline.core.verdict import TestVerdict
 from pipeline.serving.quality.estimate import Estimate
 from pipeline.serving.smoke.model import ChatLimits, Positive, Share
@@ -86,6 +86,7 @@ class QualityPart(Frozen):
 class QualityResult(Frozen):
     """All parts that ran."""
 
+    format: Annotated[Literal["sm120-quality/1"], FILE_VERSION] = "sm120-quality/1"
     url: str
     model: str
     started: Stamp

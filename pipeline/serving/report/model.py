@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from pipeline.core.model import Count, Digest, Frozen, Name, Stamp
+from pipeline.core.model import FILE_VERSION, Count, Digest, Frozen, Name, Stamp
 from pipeline.serving.bench.metrics import DEFINITIONS
 from pipeline.serving.bench.model import SelfTest
 
@@ -275,7 +275,7 @@ class QualityLine(_Sparse):
 class ReportData(_Sparse):
     """Everything that a report shows."""
 
-    format: Literal["sm120-report/1"] = "sm120-report/1"
+    format: Annotated[Literal["sm120-report/1"], FILE_VERSION] = "sm120-report/1"
     title: str
     made: Stamp
     tool: str

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from pipeline.core.model import Count, Frozen, Stamp
+from pipeline.core.model import FILE_VERSION, Count, Frozen, Stamp
 from pipeline.core.verdict import LadderVerdict
 from pipeline.serving.recipe.launch import context_of
 from pipeline.serving.recipe.model import Recipe, SmokeSpec
@@ -109,6 +109,7 @@ class RungResult(Frozen):
 class SmokeResult(Frozen):
     """How far a server came."""
 
+    format: Annotated[Literal["sm120-smoke/1"], FILE_VERSION] = "sm120-smoke/1"
     url: str
     model: str | None
     context_tokens: Count | None

@@ -25,7 +25,7 @@ from pydantic import Field, StringConstraints, ValidationError
 from pipeline.core import log
 from pipeline.core.errors import DiskFull, StoreUnwritable, WeightsUnknown
 from pipeline.core.files import change_file, os_errors_explained, read_plain
-from pipeline.core.model import Digest, Frozen, canonical_json, sha256_of
+from pipeline.core.model import FILE_VERSION, Digest, Frozen, canonical_json, sha256_of
 from pipeline.core.sealed import Sealed
 from pipeline.weights.disk.hashing import (
     BLOCK_BYTES,
@@ -70,7 +70,7 @@ class Receipt(Sealed):
     The seal shows a damaged or half-written receipt; it is no defence against a forger.
     """
 
-    format: Literal[2] = 2
+    format: Annotated[Literal[2], FILE_VERSION] = 2
     lock: Digest
     machine: str
     block_bytes: int = BLOCK_BYTES

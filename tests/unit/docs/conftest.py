@@ -184,3 +184,11 @@ def upstream(sm120: Command, tmp_path: Path) -> World:
         encoding="utf-8",
     )
     return World(sm120)
+
+
+@pytest.fixture
+def later(sm120: Command, tmp_path: Path) -> World:
+    """A run in a form that no release has written yet."""
+    run = Path(shutil.copytree(EXAMPLE, tmp_path / "bench" / "quick")) / "bench.json"
+    run.write_text(run.read_text("utf-8").replace("sm120-bench/1", "sm120-bench/9"), "utf-8")
+    return World(sm120)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pipeline.artifacts.containers.sandbox import Sandbox
-from pipeline.core.model import Digest, Frozen
+from pipeline.core.model import FILE_VERSION, Digest, Frozen
 from pipeline.core.verdict import GateVerdict, worst
 from pipeline.images.gate.smem.cases import AcceptedKernel, KernelCase
 from pipeline.images.gate.smem.environment import EnvironmentFacts
@@ -156,7 +156,7 @@ class NumericsResults(Frozen):
 class GateResult(Frozen):
     """A gate run: everything that decides it, and what came out."""
 
-    format: Literal[1] = 1
+    format: Annotated[Literal[1], FILE_VERSION] = 1
     image: str
     platform: str
     image_digest: Digest | None = None  # of the image as built, where it is built
