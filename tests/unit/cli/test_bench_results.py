@@ -286,3 +286,16 @@ def test_live_servers_that_do_not_answer_are_named(sm120: Command, tmp_path: Pat
     ended = sm120("bench", "compare", "--live", "http://127.0.0.1:9", "http://127.0.0.1:9")
     assert (ended.code, "http://127.0.0.1:9" in ended.err) == (93, True)
     assert sm120("bench", "compare", tmp_path / "none", tmp_path).code == 2
+
+
+def test_a_log_is_recorded_as_it_is_typed(sm120: Command, tmp_path: Path) -> None:
+    line = "[2026-11-18 12:00:0{}] {}: obj=GenerateReqInput(rid='q', input_ids=[1, 2, 3]){}\n"
+    ended = ", out={'meta_info': {'completion_tokens': 12}}"
+    (tmp_path / "log").write_text(line.format(5, "Receive", "") + line.format(7, "Finish", ended))
+    words = ("bench", "record", str(tmp_path / "log"), "--output", str(tmp_path / "t.jsonl"))
+    done = sm120(*words)
+    assert (done.code, "1 request in 1 session, blocks of 64 tokens" in done.out) == (0, True)
+    made = json.loads(sm120(*words, "--json").out)
+    assert made == {"requests": 1, "sessions": 1, "unfinished": 0, "block_tokens": 64}
+    (tmp_path / "log").write_text("nothing\n")
+    assert sm120(*words).error == "WorkloadInvalid"
