@@ -37,7 +37,7 @@ def completed(*args: str | Path, begun: str = "") -> list[str]:
         (["recipe", "stop", "tiny-cpu"], RECIPES),
         (["smoke"], RECIPES),
         (["bench", "run"], RECIPES),
-        (["bench"], ["run", "answer", "list", "compare", "attest", *RECIPES]),
+        (["bench"], ["run", "answer", "list", "compare", "record", "attest", *RECIPES]),
         # one name is all that these take, and a word after it is of another kind
         (["serve", "tiny-cpu"], []),
         (["recipe", "status"], []),
