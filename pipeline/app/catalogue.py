@@ -54,7 +54,7 @@ CARDS = ("sm_120", "sm_121")
 _NAMES = {"sm_120": "RTX PRO 6000 Blackwell, RTX 5090", "sm_121": "DGX Spark (GB10)"}
 _MOST_BYTES = 64 << 20
 _DAYS = 366  # twelve months
-Fit = Literal["fits", "fits with patches", "does not fit", "unknown"]
+Fit = Literal["fits", "fits with patches", "fits in part", "does not fit", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -82,22 +82,33 @@ class CardFit(Frozen):
     bad: list[str] = []  # what does not fit, or is not known, also with the patches
 
     @property
+    def over(self) -> dict[str, int]:
+        """Case files with kernels over the limit, also with the patches, and what they need."""
+        return {f: n for f, n in self.patched_bytes.items() if n > self.limit_bytes}
+
+    @property
     def fit(self) -> Fit:
         """The answer for this card; unknown never fits."""
-        good = ("passed", "accepted")
-        if self.published in good:
-            return "fits"
-        if self.patched in good:
-            return "fits with patches"
-        return "does not fit" if self.patched == "failed" else "unknown"
+        if self.patched == "failed":
+            return "does not fit"
+        if self.patched == "unknown":
+            return "unknown"
+        # the case files of an image may accept a kernel that its models do not need
+        if self.over:
+            return "fits in part"
+        return "fits" if self.published in ("passed", "accepted") else "fits with patches"
 
     @property
     def answer(self) -> str:
         """The same as a person asks for it: with which patch."""
         needed = [verdict.patch for verdict in self.patches if verdict.state == "needed"]
-        if self.fit == "fits with patches":
-            return f"fits with {', '.join(needed)}"
-        return self.fit if self.fit == "fits" else f"{self.fit}: {self.bad[0] if self.bad else ''}"
+        with_them = f" with {', '.join(needed)}" if needed else ""
+        if self.fit in ("does not fit", "unknown"):
+            return f"{self.fit}{with_them}: {self.bad[0] if self.bad else 'no reason is known'}"
+        if self.fit == "fits in part":
+            over = ", ".join(f"{file} ({size} bytes)" for file, size in self.over.items())
+            return f"fits in part{with_them}: not {over}"
+        return f"fits{with_them}"
 
 
 class EngineRelease(Frozen):
@@ -146,6 +157,8 @@ class EngineCatalogue(Frozen):
             " Kernels beyond them were not judged here; `sm120 bump` judges all.",
             "`fits` is without any patch of this project. A patch is named where the cases fail"
             " without it and fit with it, with the right numbers where they are compared.",
+            "`fits in part`: the kernels of these cases are over the limit, and the image accepts"
+            " that with a reason, because the models that it is for do not need them.",
             "Not judged here: parsers, templates, machine code, speed and start.",
         ]
         found = [Block("Which release fits my card?", lines, head, rows)]

@@ -41,7 +41,12 @@ def fitting(published: str, patched: str, *states: str, **more: Any) -> CardFit:
         (fitting("failed", "failed", "weak", bad=["x: needs 9"]), "does not fit: x: needs 9"),
         (fitting("unknown", "unknown", bad=["x: gone"]), "unknown: x: gone"),
         # what could not be judged with a patch does not fit with it
-        (fitting("failed", "unknown", "needed", bad=["x: died"]), "unknown: x: died"),
+        (fitting("failed", "unknown", "needed", bad=["x: died"]), "unknown with 0.patch: x: died"),
+        # what an image accepts is still over the card's limit
+        (
+            fitting("accepted", "accepted", patched_bytes={"smem-x": 163840, "smem-y": 9}),
+            "fits in part: not smem-x (163840 bytes)",
+        ),
     ],
 )
 def test_a_card_gets_one_answer_and_unknown_never_fits(card: CardFit, answer: str) -> None:
