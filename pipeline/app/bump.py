@@ -127,7 +127,7 @@ class LicenceMove(Frozen):
     """A package whose licence is new, or another one than before."""
 
     name: str
-    before: str | None  # none where it was not there, or is not known
+    before: str | None  # none where it was not there
     after: str
 
 
@@ -278,7 +278,7 @@ class Bump(Frozen):
             ]
             head = ["platform", "kind", "package", "now", "then"]
             found.append(Block("Packages that move", (), head, moved, 3))
-            licences = [[x.name, x.before or "not known", x.after] for x in self.licences or []]
+            licences = [[x.name, x.before or "new", x.after] for x in self.licences or []]
             said = "Not compared: licences are read from a built image."
             said = said if self.licences is None else "No other licence." if not licences else ""
             head = ["package", "now", "then"]
@@ -609,10 +609,12 @@ def _judge_bump(
                 known = {part.pin.name: read[part.purl] for part in parts}
                 sides.append({n: x.expression or x.name or "not stated" for n, x in known.items()})
             changed = {move.name for move in moves if move.after}
+            added = {move.name for move in moves if not move.before}
             licences = [
                 LicenceMove(name=each, before=sides[0].get(each), after=sides[1][each])
                 for each in sorted(changed & sides[1].keys())
-                if sides[0].get(each) != sides[1][each]
+                # of what only moved, nothing is said where the old one was not built here
+                if sides[0].get(each) != sides[1][each] and (each in sides[0] or each in added)
             ]
         # its layers stay until `sm120 store trim`; the candidate is no image of this store
         remove_tree(store.image_folder(image, platform).parent)

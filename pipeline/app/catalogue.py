@@ -157,8 +157,9 @@ class EngineCatalogue(Frozen):
             " Kernels beyond them were not judged here; `sm120 bump` judges all.",
             "`fits` is without any patch of this project. A patch is named where the cases fail"
             " without it and fit with it, with the right numbers where they are compared.",
-            "`fits in part`: the kernels of these cases are over the limit, and the image accepts"
-            " that with a reason, because the models that it is for do not need them.",
+            "`fits in part`: some kernels of these cases are over the limit, and the image whose"
+            " spec and cases the release is judged with accepts that, with a reason in its cases.",
+            "Locks and wheels are those for linux/amd64, also where the kernels are for sm_121.",
             "Not judged here: parsers, templates, machine code, speed and start.",
         ]
         found = [Block("Which release fits my card?", lines, head, rows)]
