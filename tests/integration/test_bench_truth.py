@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from pipeline.core.errors import NumberChanged
 from pipeline.core.net.wire import Address
+from pipeline.serving.bench.metrics import intervals, metrics_of
 from pipeline.serving.bench.model import Inputs, RequestRow, Trial
-from pipeline.serving.bench.record import read_request_rows, workload_digest
+from pipeline.serving.bench.record import append_rows, read_request_rows, read_run, workload_digest
 from pipeline.serving.bench.results.compare import compare_runs, read_side
 from pipeline.serving.bench.results.recompute import require_as_measured
 from pipeline.serving.bench.runner import Bench
@@ -121,6 +123,21 @@ def test_a_trace_keeps_its_cache_hits(tmp_path: Path) -> None:
     assert [row.turn for row in sorted(rows, key=lambda row: row.number)] == [0, 1, 2] * 2
     assert metrics.session_s is not None
     assert metrics.session_s.least >= 1.0  # the pauses alone
+
+
+def test_a_turn_that_was_taken_out_is_missed(tmp_path: Path) -> None:
+    _, rows = _replayed(tmp_path, Paces(long_tokens=1 << 20, read_tok_s=4000))
+    folder = tmp_path / "out"
+    run = read_run(folder)
+    kept = [row for row in rows if (row.conversation, row.turn) != (0, 1)]
+    trial = run.cells[0].trials[0]
+    again = trial.model_copy(
+        update={"metrics": metrics_of(kept), "requests": append_rows(folder, kept, 0)}
+    )
+    cell = run.cells[0].model_copy(update={"trials": [again], "intervals": intervals([again])})
+    edited = run.model_copy(update={"cells": [cell]})
+    with pytest.raises(NumberChanged, match="a turn of a session is missing"):
+        require_as_measured(folder, edited)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,6 +125,14 @@ def left_out(folder: Path, run: BenchRun) -> list[str]:
             # there may be more: writers go on until the last read is over, and sessions have turns
             if have < want or (have > want and not reads and prompts.kind != "trace"):
                 wrong.append(f"{name}, trial {trial.number}: {have} of {want} requests")
+            if prompts.kind == "trace":
+                # how many turns a session has is in the trace alone: gaps are found, no lost end
+                turns, last = Counter[int | None](), Counter[int | None]()
+                for row in read_request_rows(folder, trial.requests):
+                    turns[row.conversation] += 1
+                    last[row.conversation] = max(last[row.conversation], (row.turn or 0) + 1)
+                if turns != last:
+                    wrong.append(f"{name}, trial {trial.number}: a turn of a session is missing")
             if reads and trial.metrics.reads != reads:
                 of = f"{trial.metrics.reads} of {reads} reads"
                 wrong.append(f"{name}, trial {trial.number}: {of}")
