@@ -46,6 +46,7 @@ ROWS: Mapping[str, Row] = {
     "bench attest": Row("a run of others", ("{folder}",)),
     "bench compare": Row("results of others", ("{json}", "{json}")),
     "bench list": _OWN,
+    "bench record": Row("lines of a log", ("{text}",)),
     "bench run": _URL,
     "build": _IMAGE,
     "bump": _IMAGE,
