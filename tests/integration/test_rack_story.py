@@ -68,7 +68,7 @@ class Story:
         return done
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        begun, key = time.monotonic(), str(self.rack.keys / "builder.pem")
+        begun, key = time.monotonic(), (self.rack.keys / "builder.pem").read_text()
         return self.keep(begun, self.rack.run(*words, SM120_SIGNING_KEY=key), *words)
 
     def deploy(self, *more: str) -> subprocess.CompletedProcess[str]:

@@ -232,6 +232,11 @@ def find_signer(path: Path | None, environment: Mapping[str, str]) -> Signer | N
         return LocalSigner(read_private_file(path, secret))
     # CI systems hand secrets over in variables, not in files
     if pem := environment.get("SM120_SIGNING_KEY"):
+        if "PRIVATE KEY" not in pem:
+            raise KeyInvalid(
+                "SM120_SIGNING_KEY: is not a private key",
+                "It holds the key's text, not its path; --key takes a path.",
+            )
         return LocalSigner(read_private(pem.encode(), "SM120_SIGNING_KEY", secret))
     if agent := environment.get("SM120_SIGNING_AGENT"):
         named = environment.get("SM120_SIGNING_PUBLIC_KEY")

@@ -258,6 +258,13 @@ def test_a_key_comes_from_file_then_environment_then_agent(tmp_path: Path) -> No
     assert find_signer(None, {}) is None
 
 
+@pytest.mark.parametrize("value", ["one.pem", "/keys/one.pem", "-----BEGIN PUBLIC KEY-----"])
+def test_a_path_or_a_public_key_in_the_environment_is_told_what_belongs_there(value: str) -> None:
+    with pytest.raises(KeyInvalid, match="is not a private key") as caught:
+        find_signer(None, {"SM120_SIGNING_KEY": value})
+    assert "not its path" in caught.value.hint
+
+
 def test_an_agent_needs_to_say_for_which_key() -> None:
     with pytest.raises(SigningFailed, match="its public key is not named"):
         find_signer(None, {"SM120_SIGNING_AGENT": "agent"})
