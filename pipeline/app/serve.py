@@ -15,6 +15,7 @@ from pathlib import Path
 from pipeline.app.images import find_image
 from pipeline.app.recipes import all_overrides, recipes_of, say_contrary
 from pipeline.app.workspace import Workspace, host_platform, pick_platform
+from pipeline.artifacts.attest.predicates import KernelTable, check_predicate
 from pipeline.artifacts.containers.container_engine import (
     ContainerEngine,
     Wanted,
@@ -27,7 +28,9 @@ from pipeline.artifacts.containers.facts import other_owner
 from pipeline.artifacts.store.store import Store
 from pipeline.core import errors, log
 from pipeline.core.known import Known, Unknown, first_unknown, then, unknown
+from pipeline.core.model import sha256_of
 from pipeline.core.verdict import RuleResult
+from pipeline.evidence.statements.evidence_set import readable, statements_folder
 from pipeline.hosts.fleet.playbook import connection_of
 from pipeline.hosts.fleet.tunnel import Tunnel, open_tunnel, plain_connection
 from pipeline.images.assemble.image import Built
@@ -66,12 +69,15 @@ from pipeline.serving.serve.run import (
     new_attempt,
     port_holder,
     preflight,
+    recipe_digest,
     status_of,
 )
 from pipeline.serving.serve.run import serve_launch as serve_job
 from pipeline.serving.serve.run import stop_container as stop_container
 from pipeline.serving.serve.site import HERE, Site, find_remote_site, platform_of, tunnel_of
 from pipeline.serving.serve.start import STOP_S, Served
+from pipeline.serving.tune.moe import FOLDER_VARIABLES
+from pipeline.serving.tune.table import unfit, with_table, write_table
 from pipeline.weights.model import kept_locks
 
 _LONGEST_CHAIN = 8
@@ -479,6 +485,8 @@ def make_job(
     launch = with_nccl = on_node(launch, place) if place else launch
     if nccl := options.host_nccl:
         with_nccl = with_nccl_of(tunnel, launch, nccl) if tunnel else with_host_nccl(launch, nccl)
+    if built and not tunnel:
+        with_nccl = _tuned(context, recipe, built, with_nccl)
     gates = fit = None
     if built:
         has_patches = bool(checkout.series(built.plan.spec).patches)
@@ -504,6 +512,37 @@ def make_job(
         site=context.site,
         fit=fit,
     )
+
+
+def _tuned(context: ServeContext, recipe: Recipe, built: Built, launch: Launch) -> Launch:
+    """The launch with the table that `sm120 tune` kept for it; says why where it is not used."""
+    name = f"kernel-table-{recipe.name}"
+    kept = readable(statements_folder(context.store, built)).get(name)
+    if kept is None:
+        return launch
+    table = check_predicate(kept.statement.predicate_type, kept.statement.predicate)
+    if not isinstance(table, KernelTable):
+        raise errors.RecordInvalid(f"{name}: holds no table of a kernel")
+    machine = context.site.look(recipe, launch.port)
+    gpus = then(machine.facts, lambda facts: facts.gpus)
+    driver = then(machine.facts, lambda facts: facts.driver.version)
+    own = context.options.cards
+    chosen = [] if isinstance(gpus, Unknown) else [g for g in gpus if not own or g.index in own]
+    unseen = first_unknown(gpus, driver, *(gpu.name for gpu in chosen))
+    why = unseen.unknown if unseen else ""
+    variable = FOLDER_VARIABLES[launch.engine]
+    if not unseen:
+        cards = [str(gpu.name) for gpu in chosen]
+        why = unfit(table, recipe_digest=recipe_digest(recipe), cards=cards, driver=str(driver))
+    if not why and variable in launch.environment:
+        why = f"the recipe sets {variable} itself"
+    if why:
+        log.say(f"The table that `sm120 tune` made for {recipe.name} is not used: {why}")
+        return launch
+    folder = context.store.root / "tuned" / sha256_of(kept.payload).removeprefix("sha256:")[:32]
+    if not context.dry_run:
+        write_table(table, folder)
+    return with_table(launch, folder)
 
 
 def cuda_branch(checkout: Checkout, image: str, platform: str | None) -> str | None:

@@ -53,6 +53,9 @@ DAILY = {
     "smoke": Verb(
         "smoke:smoke_command", "Prove what a served model answers, rung by rung.", "recipe"
     ),
+    "tune": Verb(
+        "tune:tune_command", "Find faster sizes for a recipe's kernel, on a card.", "recipe"
+    ),
     "report": Verb(
         "report:report_command", "Show benchmark results as a page, PDF, Markdown or CSV."
     ),

@@ -28,6 +28,7 @@ REPORT = f"{_OWN}:predicate:report:v2"
 COMPILED_FILE = f"{_OWN}:predicate:compiled-file:v1"
 UNGATED = f"{_OWN}:predicate:ungated:v1"
 AUDIT = f"{_OWN}:predicate:audit:v1"  # which known vulnerabilities an image has
+KERNEL_TABLE = f"{_OWN}:predicate:kernel-table:v1"  # measured on a card, for one recipe
 EVIDENCE_SET = f"{_OWN}:predicate:evidence-set:v1"
 OBJECTS = f"{_OWN}:predicate:objects:v1"  # about the manifest of an export of compiled objects
 BUNDLE = f"{_OWN}:predicate:bundle:v1"  # about the manifest of a bundle
@@ -50,6 +51,7 @@ KINDS = {
     "report": REPORT,
     "ungated": UNGATED,
     "audit": AUDIT,
+    "kernel-table": KERNEL_TABLE,
     "evidence-set": EVIDENCE_SET,
     "objects": OBJECTS,
     "compiled-tree": COMPILED_TREE,

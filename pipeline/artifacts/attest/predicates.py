@@ -244,6 +244,61 @@ class Audit(Frozen):
     tool: Tool
 
 
+_Sizes = Annotated[dict[Identity, Annotated[int, Field(ge=1, le=1024)]], Field(max_length=16)]
+_Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+
+
+class TunedSize(Frozen):
+    """A kernel's configuration for one number of tokens, timed beside the engine's own."""
+
+    tokens: Annotated[int, Field(ge=1, le=1 << 20)]
+    config: _Sizes  # the engine's own, where nothing was faster
+    default: _Sizes
+    default_us: _Positive
+    us: _Positive
+    # of the times, tuned to default, with 95 % confidence; none where nothing was faster
+    ratio: tuple[_Positive, _Positive] | None
+    trials: Count
+    failed: Count
+
+
+class TunedCard(Frozen):
+    """The card that times were measured on, as its driver reports it."""
+
+    name: Identity
+    compute_capability: Identity
+    driver: Identity
+    power_limit_w: Identity | None
+    clock_mhz: Identity | None
+    most_clock_mhz: Identity | None
+
+
+class KernelTable(Frozen):
+    """Configurations of an engine's kernel that are faster for one recipe, image and card."""
+
+    image: Identity
+    platform: Platform
+    recipe: Name
+    recipe_digest: Digest
+    engine: Identity
+    kernel: Identity
+    # the engine's own name for the table of this shape, which is in it
+    file: Annotated[str, StringConstraints(pattern=r"^[\w=,.\[\] -]{1,200}\.json$")]
+    element_bytes: Annotated[int, Field(ge=1, le=2)]  # of weights
+    card: TunedCard
+    torch: Identity
+    triton: Annotated[str, StringConstraints(pattern=r"^\d+(\.\w+){1,3}$")]
+    sizes: Annotated[list[TunedSize], Field(min_length=1, max_length=100)]
+    tool: Tool
+
+    @model_validator(mode="after")
+    def _has_each_number_once(self) -> KernelTable:
+        tokens = [size.tokens for size in self.sizes]
+        if len(tokens) != len({*tokens}):
+            raise ValueError("one number of tokens is there twice")
+        return self
+
+
 MOST_STATEMENTS = 1000
 
 
@@ -286,6 +341,7 @@ MODELS: dict[str, type[Frozen]] = {
     names.REPORT: Report,
     names.UNGATED: Ungated,
     names.AUDIT: Audit,
+    names.KERNEL_TABLE: KernelTable,
     names.COMPILED_FILE: CompiledFile,
     names.EVIDENCE_SET: EvidenceSet,
     names.BUNDLE: Bundle,

@@ -1,0 +1,249 @@
+"""Tune the kernel of a recipe's experts on this machine's card, and keep what was found.
+
+What only a card can tell is an artefact of its own: a statement about the image, for one recipe,
+card and driver. `publish` brings it along, and `serve` uses it where all of them are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+
+from pipeline import __version__
+from pipeline.app.gate import make_gate_context, open_image_gate
+from pipeline.app.images import find_image
+from pipeline.app.recipes import recipes_of
+from pipeline.app.signing import Signing
+from pipeline.app.workspace import Workspace
+from pipeline.artifacts.attest import names
+from pipeline.artifacts.attest.predicates import KernelTable, Tool, TunedCard, TunedSize
+from pipeline.artifacts.attest.statement import make_statement, moment
+from pipeline.artifacts.containers.container_engine import Wanted, find_engine
+from pipeline.artifacts.containers.docker import default_tag
+from pipeline.core import log, proc
+from pipeline.core.errors import GateUnknown, RecipeInvalid, StepFailed, WeightsUnknown
+from pipeline.core.files import os_errors_explained
+from pipeline.core.known import Known, Unknown
+from pipeline.core.model import canonical_json, sha256_of
+from pipeline.evidence.statements.image import keep_all
+from pipeline.hosts.probes.runner import card_options
+from pipeline.images.assemble.image import Built
+from pipeline.images.gate.smem.cases import Override
+from pipeline.images.gate.smem.image_gate import ImageGate, find_case
+from pipeline.images.gate.smem.limits import Card, card_for
+from pipeline.images.gate.smem.run import WORKER as GATE_WORKER
+from pipeline.images.gate.smem.run import answered, worker_digest
+from pipeline.serving.fit.facts import fact_of
+from pipeline.serving.recipe.model import Recipe, merged_flags
+from pipeline.serving.serve.fits import find_served_model
+from pipeline.serving.serve.run import recipe_digest
+from pipeline.serving.tune.moe import KERNEL, MoeShape, case_for, find_shape
+from pipeline.serving.tune.search import Judge, TunedTokens, tune_tokens
+from pipeline.serving.tune.trials import WORKER, Config, Journal, TrialWorker
+
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """Which recipe to tune, on which card of this machine."""
+
+    recipe: str
+    folders: tuple[Path, ...] = ()  # recipes of the user's own
+    weights: Path | None = None  # a folder with the model's config.json
+    tokens: tuple[int, ...] = TOKENS
+    most: int = 60  # trials for each number of tokens
+    gpu: int = 0
+    engine: Wanted = "auto"
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class TunedRecipe:
+    """What the recipe reads, and what was found for it."""
+
+    recipe: str
+    shape: Known[MoeShape]
+    rows: tuple[TunedTokens, ...] = ()
+    table: KernelTable | None = None  # none: nothing is faster, or nothing was tried
+    signed: str = ""
+
+
+def tune_recipe(workspace: Workspace, request: TuneRequest, signing: Signing) -> TunedRecipe:
+    """Times configurations of the experts' kernel on a card, and keeps a table of faster ones."""
+    recipe = recipes_of(workspace, request.folders).read(request.recipe)
+    checkout = workspace.checkout()
+    model = find_served_model(recipe, request.weights, checkout)
+    if isinstance(model, Unknown) and (known := fact_of(recipe.model.repository or "")):
+        model = known.architecture()
+    if isinstance(model, Unknown):
+        raise WeightsUnknown(
+            f"{recipe.name}: {model.unknown}",
+            "Name the model's folder or its config.json with --weights PATH.",
+        )
+    shape = find_shape(recipe, model)
+    if isinstance(shape, Unknown) or request.dry_run:
+        return TunedRecipe(recipe.name, shape)
+    if recipe.image is None:
+        raise RecipeInvalid(f"{recipe.name}: is for an engine without a container")
+    given = merged_flags(recipe).given()
+    if (given.get("moe_backend") or given.get("moe_runner_backend")) != "triton":
+        log.say(
+            "The recipe leaves the experts' backend to the engine, which reads a table only where"
+            " it takes Triton's: its log has `Using … MoE backend`"
+        )
+    store, context = workspace.store(), make_gate_context(workspace)
+    built = find_image(checkout, store, recipe.image, None)
+    containers = find_engine(request.engine)
+    with store.in_use(), store.locked(f"tune-{request.gpu}"):
+        gate = open_image_gate(context, recipe.image, built.platform)
+        case = case_for(gate.gates.cases(), shape)
+        if case is None:
+            raise GateUnknown(
+                f"{recipe.image}: no case of its gate calls {KERNEL} with such weights"
+            )
+        containers.load(store, recipe.image, built.digest)
+        job = {
+            **gate.target(gate.patched(), card_for("sm_120")).job(
+                [find_case(gate.gates, case["name"])]
+            ),
+            **{"engine": f"/{built.plan.venv.site}", "gate_worker": "/gate", "case": case},
+            **{"shape": shape.model_dump(), "gpu": request.gpu},
+        }
+        job.pop("cases")
+        with tempfile.TemporaryDirectory(prefix="sm120-tune-") as name:
+            Path(name, "job.json").write_text(json.dumps(job), encoding="utf-8")
+            # the image's user is not ours
+            Path(name).chmod(0o755)
+            env, container = proc.child_environment("DOCKER_HOST"), f"sm120-tune-{token_hex(4)}"
+            asked = [containers.kind, "version", "--format", "{{.Server.Version}}"]
+            version = proc.read(asked, env=env).stdout.decode(errors="replace")
+            # nothing is pulled, no network; the worker and its job are read-only
+            command = [
+                *(containers.kind, "run", "--rm", "--interactive", "--name", container),
+                *("--pull=never", "--network=none", "--ipc=host", "--ulimit", "memlock=-1"),
+                *card_options(containers.kind, version),
+                *("--env", f"CUDA_VISIBLE_DEVICES={request.gpu}"),
+                *("--env", "TRITON_CACHE_DIR=/tmp/triton"),
+                *("--volume", f"{WORKER}:/tune:ro", "--volume", f"{GATE_WORKER}:/gate:ro"),
+                *("--volume", f"{name}:/job:ro", "--entrypoint", "python3"),
+                *(default_tag(recipe.image, built.digest), "/tune", "/job/job.json"),
+            ]
+            log_path = store.root / "tmp" / f"tune-{request.gpu}.log"
+            with os_errors_explained(log_path), log_path.open("wb") as errors:
+                worker = TrialWorker(command, env, errors)
+                try:
+                    return _tuned(request, recipe, built, gate, shape, worker, signing)
+                finally:
+                    worker.stop()
+                    # ending `docker run` does not end its container
+                    remove = [containers.kind, "rm", "--force", container]
+                    proc.read(remove, env=env, timeout_s=60.0)
+
+
+def _tuned(
+    request: TuneRequest,
+    recipe: Recipe,
+    built: Built,
+    gate: ImageGate,
+    shape: MoeShape,
+    worker: TrialWorker,
+    signing: Signing,
+) -> TunedRecipe:
+    store = gate.context.store
+    about = worker.ask({})
+    if "file" not in about:
+        raise StepFailed(
+            f"{recipe.image}: its worker cannot use card {request.gpu}: {about.get('failed')}",
+            "`sm120 host check` looks at the driver and the cards; `nvidia-smi` lists them.",
+        )
+    smi, digest = about["card"], recipe_digest(recipe)
+    decided = [built.digest, digest, worker_digest(WORKER), shape.model_dump()]
+    decided += [smi.get(field) for field in ("name", "driver_version", "power.limit")]
+    key = sha256_of(canonical_json(decided)).removeprefix("sha256:")
+    journal = Journal(store.root / "tuned" / f"{key[:32]}.jsonl")
+    with os_errors_explained(journal.path):
+        journal.path.parent.mkdir(parents=True, exist_ok=True)
+    if known := journal.read():
+        log.say(f"{log.count(known, 'trial')} of an earlier run are kept")
+    capability = str(smi.get("compute_cap", "12.0"))
+    judge = gate_judge(gate, card_for(f"sm_{capability.replace('.', '')}"), shape)
+    rows, seeds = list[TunedTokens](), list[Config]()
+    with log.counting(len(request.tokens), "size") as bar:
+        for tokens in request.tokens:
+            row = tune_tokens(worker, journal, tokens, judge=judge, seeds=seeds, most=request.most)
+            rows.append(row)
+            seeds = [row.config] if row.is_faster else []
+            bar.advance(1)
+    if not any(row.is_faster for row in rows):
+        return TunedRecipe(recipe.name, shape, tuple(rows))
+    table = KernelTable(
+        image=built.name,
+        platform=built.platform,
+        recipe=recipe.name,
+        recipe_digest=digest,
+        engine=recipe.engine,
+        kernel=KERNEL,
+        file=about["file"],
+        element_bytes=1 if shape.dtype else 2,
+        card=TunedCard(
+            name=smi["name"],
+            compute_capability=capability,
+            driver=smi["driver_version"],
+            power_limit_w=smi.get("power.limit"),
+            clock_mhz=smi.get("clocks.sm"),
+            most_clock_mhz=smi.get("clocks.max.sm"),
+        ),
+        torch=about["torch"],
+        triton=about["triton"],
+        sizes=[
+            TunedSize.model_validate(
+                {
+                    **row.model_dump(exclude={"ratio"}),
+                    "ratio": (row.ratio.low, row.ratio.high) if row.ratio else None,
+                }
+            )
+            for row in rows
+        ],
+        tool=Tool(name="sm120-pipeline", version=__version__),
+    )
+    now = moment()
+    body = table.model_dump(mode="json")
+    statement = make_statement(built.name, built.digest, names.KERNEL_TABLE, body, now)
+    keep_all(store, built, {f"kernel-table-{recipe.name}": statement}, signing.signers, now)
+    keys = [signer.key_id for signer in signing.signers]
+    return TunedRecipe(recipe.name, shape, tuple(rows), table, signing.state(keys))
+
+
+def gate_judge(gate: ImageGate, card: Card, shape: MoeShape) -> Judge:
+    """Lets pass what the shared-memory gate finds to fit the card; kept answers cost nothing."""
+    wanted = case_for(gate.gates.cases(), shape)
+    assert wanted is not None
+    case, target = find_case(gate.gates, wanted["name"]), gate.target(gate.patched(), card)
+
+    def judge(configs: Sequence[Config]) -> list[Config]:
+        # how blocks are grouped decides their order, not what one of them needs
+        sizes = [{k: v for k, v in each.items() if k != "GROUP_SIZE_M"} for each in configs]
+        variants = {
+            canonical_json(values): case.model_copy(
+                update={
+                    "name": f"{case.name}@{'-'.join(map(str, values.values()))}",
+                    "override": Override(kernel=KERNEL, values=values),
+                }
+            )
+            for values in sizes
+        }
+        fits = set()
+        for (values, _), (_, answer, _) in zip(
+            variants.items(), answered(target, [*variants.values()]), strict=True
+        ):
+            needs = [r.shared_bytes for r in answer.records if r.kernel == KERNEL]
+            if needs and all(n is not None and n <= card.shared_bytes for n in needs):
+                fits.add(values)
+        return [c for c, v in zip(configs, sizes, strict=True) if canonical_json(v) in fits]
+
+    return judge

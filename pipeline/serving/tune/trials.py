@@ -1,0 +1,184 @@
+"""Asks a worker in an engine's image for trials, and keeps every answer.
+
+An answer is kept before the next question is asked, so that a tuner that was killed asks none of
+them again. A worker that ends or hangs costs one trial.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import Field, ValidationError
+
+from pipeline.core import proc
+from pipeline.core.errors import StepFailed
+from pipeline.core.files import os_errors_explained
+from pipeline.core.model import Frozen, canonical_json
+
+WORKER = Path(__file__).with_name("worker")
+# A kernel compiles in seconds, and the largest shape runs in tens of milliseconds.
+TRIAL_LIMIT_S = 120.0
+# An engine's import, and the driver's start on a machine with eight cards.
+_START_LIMIT_S = 300.0
+_MOST_ANSWER_BYTES = 4 << 20
+# Rounding of sums in another order; a kernel that loses a block is off by far more.
+_LARGEST_ERROR = 0.02
+
+Config = dict[str, int]
+
+
+class Trial(Frozen):
+    """A configuration beside the engine's own, for a number of tokens; microseconds by turn."""
+
+    tokens: int = Field(ge=1)
+    config: Config | None  # none: the engine's own, beside itself
+    repeats: int
+    failed: str = ""
+    default: Config = {}
+    error: float | None = None  # the largest difference from the engine's own result
+    default_us: list[float] = []
+    tried_us: list[float] = []
+    card: dict[str, str] = {}
+
+    @property
+    def refused(self) -> str:
+        """Why its times do not count; empty where they do."""
+        if self.failed:
+            return self.failed
+        if self.error is None or self.error > _LARGEST_ERROR:
+            return "gives other numbers than the engine's own choice"
+        if not self.tried_us or len(self.tried_us) != len(self.default_us):
+            return "was not timed"
+        return ""
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether the driver held the card back."""
+        return any(v == "Active" for k, v in self.card.items() if k.endswith("slowdown"))
+
+    @property
+    def ratios(self) -> list[float]:
+        """Its time in shares of the engine's own, turn by turn."""
+        pairs = zip(self.tried_us, self.default_us, strict=True)
+        return [tried / default for tried, default in pairs]
+
+
+@dataclass
+class Journal:
+    """Every trial of one tuning, a line each, synced before the next one starts."""
+
+    path: Path
+    _known: dict[bytes, Trial] = field(default_factory=dict)
+
+    @staticmethod
+    def _key(tokens: int, config: Config | None, repeats: int) -> bytes:
+        return canonical_json([tokens, config, repeats])
+
+    def read(self) -> int:
+        """Reads what an earlier run kept; how many trials that is."""
+        with suppress(FileNotFoundError), os_errors_explained(self.path):
+            for line in self.path.read_bytes().splitlines():
+                # the last line of a run that was killed may be half of one
+                with suppress(ValidationError):
+                    trial = Trial.model_validate_json(line)
+                    self._known[self._key(trial.tokens, trial.config, trial.repeats)] = trial
+        return len(self._known)
+
+    def find(self, tokens: int, config: Config | None, repeats: int) -> Trial | None:
+        """What is known of a trial."""
+        return self._known.get(self._key(tokens, config, repeats))
+
+    def keep(self, trial: Trial) -> None:
+        """Writes a trial to disk."""
+        with os_errors_explained(self.path), self.path.open("ab") as file:
+            # after half a line of a killed run
+            file.write(b"\n" * bool(file.tell()) + trial.model_dump_json().encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self._known[self._key(trial.tokens, trial.config, trial.repeats)] = trial
+
+
+@dataclass
+class TrialWorker:
+    """A process in the image that answers requests; started again where it ended."""
+
+    command: Sequence[str]
+    env: dict[str, str]
+    errors: IO[bytes]  # what it and the engine print
+    _process: subprocess.Popen[bytes] | None = None
+    _asked: int = 0
+
+    def ask(self, request: dict[str, Any], limit_s: float = TRIAL_LIMIT_S) -> dict[str, Any]:
+        """The answer to a request; what went wrong where there is none."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = proc.talk(self.command, env=self.env, errors=self.errors)
+        process, self._asked = self._process, self._asked + 1
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = json.dumps({"id": self._asked, "limit_s": limit_s, **request})
+        with suppress(BrokenPipeError):
+            process.stdin.write(line.encode() + b"\n")
+            process.stdin.flush()
+        for found in _lines(process.stdout, time.monotonic() + limit_s + _START_LIMIT_S):
+            with suppress(ValueError):
+                answer = json.loads(found)
+                if isinstance(answer, dict) and answer.get("id") == self._asked:
+                    return answer
+        self.stop()
+        return {"failed": "the worker ended without an answer"}
+
+    def stop(self) -> None:
+        """Ends it, and with it what it started."""
+        if self._process is not None:
+            proc.end(self._process)
+            self._process = None
+
+
+def _lines(stream: IO[bytes], deadline: float) -> Iterator[bytes]:
+    """Lines until the stream ends, the time is up, or a line has no end."""
+    found = b""
+    while len(found) < _MOST_ANSWER_BYTES:
+        ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
+        data = os.read(stream.fileno(), 1 << 16) if ready else b""
+        if not data:
+            return
+        *whole, found = (found + data).split(b"\n")
+        yield from whole
+
+
+def measure(
+    worker: TrialWorker, journal: Journal, tokens: int, config: Config | None, repeats: int
+) -> Trial:
+    """A trial from the journal, or a new one; a card that is held back gets time to cool."""
+    if known := journal.find(tokens, config, repeats):
+        return known
+    for wait_s in (30.0, 60.0, 120.0, 0.0):
+        answer = worker.ask({"tokens": tokens, "config": config, "repeats": repeats})
+        own = {"tokens": tokens, "config": config, "repeats": repeats}
+        answer = {k: v for k, v in answer.items() if k in Trial.model_fields}
+        try:
+            trial = Trial.model_validate({**answer, **own})
+        except ValidationError as error:
+            trial = Trial.model_validate(
+                {**own, "failed": f"an answer that is none ({error})"[:300]}
+            )
+        if not trial.is_throttled:
+            # the engine's own choice runs: where it fails, something else is wrong, and may end
+            if config is not None or not trial.refused:
+                journal.keep(trial)
+            return trial
+        time.sleep(wait_s)
+    raise StepFailed(
+        "the driver slows the card down: its times would be of the heat, not of the kernels",
+        "Cool it, or limit its power (`sm120 host provision`, host_tuning); then run this again:"
+        " all trials so far are kept.",
+    )
