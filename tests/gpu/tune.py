@@ -11,7 +11,6 @@ the way, and goes on. What it writes is of the card that is there, whatever that
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import os
@@ -26,8 +25,7 @@ from typing import Any
 from pipeline.core.model import canonical_json
 from pipeline.serving.tune import search
 from pipeline.serving.tune.moe import MoeShape, case_for
-from pipeline.serving.tune.trials import WORKER, Config, Journal, TrialWorker
-from tests.gpu.warm import HIDING
+from pipeline.serving.tune.trials import Config, Journal, TrialWorker
 
 ROOT = Path(__file__).resolve().parents[2]
 GATE_WORKER = ROOT / "pipeline/images/gate/worker"
@@ -76,35 +74,10 @@ def collect(folder: Path) -> None:
         (place / "job.json").write_text(json.dumps(job), encoding="utf-8")
         (place / "passed.json").write_text(json.dumps(passed), encoding="utf-8")
         with tarfile.open(place / "engine.tar.xz", "w:xz") as archive:
-            archive.add(tree.folder / tree.package, tree.package)
+            # with its metadata: vLLM looks up its own version
+            for part in sorted(tree.folder.iterdir()):
+                archive.add(part, part.name)
         print(f"{image}: {len(passed)} of {len(configs)} fit")
-
-
-def planted(job: str, *once: str) -> None:
-    """The worker, with trials that crash or hang."""
-    spec = importlib.util.spec_from_file_location("tune_worker", WORKER / "__main__.py")
-    assert spec
-    assert spec.loader
-    worker: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(worker)
-    trial, start = worker.trial, subprocess.Popen
-
-    def plant(job: dict[str, Any], request: dict[str, Any], calling: Any) -> Any:
-        config = request["config"] or {}
-        if config.get("num_warps") == 8 and config.get("BLOCK_SIZE_N", 0) >= 128:
-            os.abort()
-        if config.get("num_stages") == 2:
-            time.sleep(1000)
-        return trial(job, request, calling)
-
-    def started(command: list[str], **options: Any) -> Any:
-        # its processes are planted as well
-        words = [sys.executable, "-m", "tests.gpu.tune", "planted", *command[2:]]
-        return start(words if command[0] == sys.executable else command, **options)
-
-    worker.trial, worker.subprocess.Popen = plant, started
-    sys.argv = [str(WORKER), job, *once]
-    worker.once() if once else worker.main()
 
 
 def tune_one(folder: Path, result: Path) -> None:
@@ -120,12 +93,12 @@ def tune_one(folder: Path, result: Path) -> None:
             if canonical_json({k: v for k, v in each.items() if k != "GROUP_SIZE_M"}) in passed
         ]
 
-    command = [sys.executable, "-m", "tests.gpu.tune", "planted", str(result / "job.json")]
+    planted = Path(__file__).with_name("planted_worker.py")
+    command = [sys.executable, str(planted), str(result / "job.json")]
     journal = Journal(result / "trials.jsonl")
     report: dict[str, Any] = {"kept": journal.read()}
     with (result / "worker.log").open("ab") as errors:
-        path = f"{result}:{os.environ.get('PYTHONPATH', '')}"
-        worker = TrialWorker(command, {**os.environ, "PYTHONPATH": path}, errors)
+        worker = TrialWorker(command, dict(os.environ), errors)
         # a hang costs the whole limit
         ask = worker.ask
         worker.ask = lambda request, limit_s=25.0: ask(request, limit_s)  # type: ignore[method-assign]
@@ -153,7 +126,6 @@ def prove(collected: Path, results: Path) -> None:
         job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
         job |= {"engine": str(result / "engine"), "gate_worker": str(GATE_WORKER)}
         (result / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        (result / "sitecustomize.py").write_text(HIDING)
         command = [sys.executable, "-m", "tests.gpu.tune", "one", str(folder), str(result)]
         journal = result / "trials.jsonl"
         process = subprocess.Popen(command)
@@ -192,8 +164,5 @@ def judge(collected: Path, results: Path) -> None:
 
 if __name__ == "__main__":
     name, *paths = sys.argv[1:]
-    if name == "planted":
-        planted(*paths)
-    else:
-        work: Any = {"collect": collect, "one": tune_one, "prove": prove, "judge": judge}[name]
-        work(*map(Path, paths))
+    work: Any = {"collect": collect, "one": tune_one, "prove": prove, "judge": judge}[name]
+    work(*map(Path, paths))

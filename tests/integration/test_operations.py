@@ -66,9 +66,11 @@ def site(docker_daemon: DockerDaemon, tmp_path_factory: pytest.TempPathFactory) 
 def kernel_says(node: Node, name: str, *texts: str) -> None:
     """Lines of the kernel of this boot, in a journal of the node."""
     boot = node.shell("tr -d - </proc/sys/kernel/random/boot_id").strip()
-    start = int(time.time() * 1e6)
+    # lines of one boot are ordered by the time since it: with a smaller one they would be old
+    start, since_boot = int(time.time() * 1e6), int(time.monotonic() * 1e6)
     entries = "\n".join(
-        f"__REALTIME_TIMESTAMP={start + n}\n__MONOTONIC_TIMESTAMP={n + 1}\n_BOOT_ID={boot}\n"
+        f"__REALTIME_TIMESTAMP={start + n}\n__MONOTONIC_TIMESTAMP={since_boot + n}\n"
+        f"_BOOT_ID={boot}\n"
         f"_TRANSPORT=kernel\nMESSAGE={text}\n"
         for n, text in enumerate(texts)
     )

@@ -15,7 +15,7 @@ from pipeline.core.errors import StepFailed
 from pipeline.core.model import Frozen
 from pipeline.serving.bench.metrics import interval
 from pipeline.serving.bench.model import Interval
-from pipeline.serving.tune.trials import Config, Journal, Trial, TrialWorker, measure
+from pipeline.serving.tune.trials import Config, Journal, TrialWorker, TuneTrial, measure
 
 # The steps that a size can take; powers of two, as the kernel wants them.
 STEPS: dict[str, tuple[int, ...]] = {
@@ -85,7 +85,7 @@ def tune_tokens(
         )
     own = {**_TRITON, **{k: v for k, v in first.default.items() if k in STEPS}}
     own.setdefault("GROUP_SIZE_M", 1)
-    tried: dict[tuple[tuple[str, int], ...], Trial] = {}
+    tried: dict[tuple[tuple[str, int], ...], TuneTrial] = {}
     best, best_ratio, more = own, 1.0, [*seeds]
 
     def key(config: Config) -> tuple[tuple[str, int], ...]:

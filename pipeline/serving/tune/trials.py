@@ -11,7 +11,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +36,7 @@ _LARGEST_ERROR = 0.02
 Config = dict[str, int]
 
 
-class Trial(Frozen):
+class TuneTrial(Frozen):
     """A configuration beside the engine's own, for a number of tokens; microseconds by turn."""
 
     tokens: int = Field(ge=1)
@@ -77,7 +77,7 @@ class Journal:
     """Every trial of one tuning, a line each, synced before the next one starts."""
 
     path: Path
-    _known: dict[bytes, Trial] = field(default_factory=dict)
+    _known: dict[bytes, TuneTrial] = field(default_factory=dict)
 
     @staticmethod
     def _key(tokens: int, config: Config | None, repeats: int) -> bytes:
@@ -89,15 +89,15 @@ class Journal:
             for line in self.path.read_bytes().splitlines():
                 # the last line of a run that was killed may be half of one
                 with suppress(ValidationError):
-                    trial = Trial.model_validate_json(line)
+                    trial = TuneTrial.model_validate_json(line)
                     self._known[self._key(trial.tokens, trial.config, trial.repeats)] = trial
         return len(self._known)
 
-    def find(self, tokens: int, config: Config | None, repeats: int) -> Trial | None:
+    def find(self, tokens: int, config: Config | None, repeats: int) -> TuneTrial | None:
         """What is known of a trial."""
         return self._known.get(self._key(tokens, config, repeats))
 
-    def keep(self, trial: Trial) -> None:
+    def keep(self, trial: TuneTrial) -> None:
         """Writes a trial to disk."""
         with os_errors_explained(self.path), self.path.open("ab") as file:
             # after half a line of a killed run
@@ -128,11 +128,20 @@ class TrialWorker:
         with suppress(BrokenPipeError):
             process.stdin.write(line.encode() + b"\n")
             process.stdin.flush()
-        for found in _lines(process.stdout, time.monotonic() + limit_s + _START_LIMIT_S):
-            with suppress(ValueError):
-                answer = json.loads(found)
-                if isinstance(answer, dict) and answer.get("id") == self._asked:
-                    return answer
+        found, deadline = b"", time.monotonic() + limit_s + _START_LIMIT_S
+        # until it ends, the time is up, or a line has no end
+        while len(found) < _MOST_ANSWER_BYTES:
+            wait_s = max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select([process.stdout], [], [], wait_s)
+            data = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
+            if not data:
+                break
+            *whole, found = (found + data).split(b"\n")
+            for each in whole:
+                with suppress(ValueError):
+                    answer = json.loads(each)
+                    if isinstance(answer, dict) and answer.get("id") == self._asked:
+                        return answer
         self.stop()
         return {"failed": "the worker ended without an answer"}
 
@@ -143,32 +152,20 @@ class TrialWorker:
             self._process = None
 
 
-def _lines(stream: IO[bytes], deadline: float) -> Iterator[bytes]:
-    """Lines until the stream ends, the time is up, or a line has no end."""
-    found = b""
-    while len(found) < _MOST_ANSWER_BYTES:
-        ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
-        data = os.read(stream.fileno(), 1 << 16) if ready else b""
-        if not data:
-            return
-        *whole, found = (found + data).split(b"\n")
-        yield from whole
-
-
 def measure(
     worker: TrialWorker, journal: Journal, tokens: int, config: Config | None, repeats: int
-) -> Trial:
+) -> TuneTrial:
     """A trial from the journal, or a new one; a card that is held back gets time to cool."""
     if known := journal.find(tokens, config, repeats):
         return known
     for wait_s in (30.0, 60.0, 120.0, 0.0):
         answer = worker.ask({"tokens": tokens, "config": config, "repeats": repeats})
         own = {"tokens": tokens, "config": config, "repeats": repeats}
-        answer = {k: v for k, v in answer.items() if k in Trial.model_fields}
+        answer = {k: v for k, v in answer.items() if k in TuneTrial.model_fields}
         try:
-            trial = Trial.model_validate({**answer, **own})
+            trial = TuneTrial.model_validate({**answer, **own})
         except ValidationError as error:
-            trial = Trial.model_validate(
+            trial = TuneTrial.model_validate(
                 {**own, "failed": f"an answer that is none ({error})"[:300]}
             )
         if not trial.is_throttled:

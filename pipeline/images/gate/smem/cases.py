@@ -32,7 +32,7 @@ from pipeline.images.spec.checkout import Checkout
 # 128 Mi elements: a tensor of half a gigabyte in float32, which any laptop has.
 MOST_ELEMENTS = 1 << 27
 # Each takes a core for seconds, and a slip in `each` multiplies them.
-MOST_CASES = 500
+MOST_CASES = 1000
 # What a case has as its spec has it.
 _COPIED = ("stands_for", "function", "optional", "kernels", "spill_free", "timeout_s")
 
