@@ -142,6 +142,7 @@ ROWS: Mapping[str, Row] = {
     "store check": _OWN,
     "store show": _OWN,
     "store trim": _OWN,
+    "tune": _RECIPE,
     "unbundle": Row("a folder of others", ("{folder}",)),
     "verify": _FILE,
     "weights attest": Row("a folder of others", ("{folder}",)),
