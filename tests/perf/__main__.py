@@ -32,6 +32,7 @@ from tests.perf import dockerfile
 from tests.perf.bench_clients import compare_clients
 from tests.perf.compiled import measure_ik_llama, measure_tiny
 from tests.perf.edited import ENGINE, copy_checkout, edit_patch
+from tests.perf.first_calls import measure_first_calls
 from tests.perf.imports import measure_imports
 from tests.perf.measure import TURNS, Cost, Report, in_turns, run, spread
 from tests.perf.publish import compare_engine, compare_engine_edit, compare_publish
@@ -54,7 +55,10 @@ def sm120(store: Store, checkout: Path, *args: str, out: Path | None = None) -> 
     return run([*head, "--store", str(store.root), *args], cwd=ROOT, out=out)
 
 
-PARTS = ("sources", "weights", "peers", "bench", "engine", "docker", "publish", "slurm", "imports")
+PARTS = (
+    *("sources", "weights", "peers", "bench", "engine", "docker", "publish", "slurm", "imports"),
+    "first-calls",
+)
 # sizes with which every command of a part is run, and whose numbers mean nothing
 QUICK_FETCH = FetchSizes(files=2, file_bytes=1_000_000, peaks=(1_000_000, 2_000_000))
 QUICK_VERIFY = VerifySizes(files=2, file_bytes=1 << 20, small_files=2)
@@ -103,6 +107,7 @@ def read_options(arguments: Sequence[str] | None) -> Namespace:
         ("bench", "the load clients"),
         ("slurm", "a chunk of a gate over Slurm"),
         ("imports", "an engine's imports in a warm image"),
+        ("first-calls", "a kernel's first call on a card"),
     ):
         title = f"measure {rows} alone"
         alone.add_argument(
@@ -261,6 +266,7 @@ _MEASURE = {
     "publish": measure_publish,
     "slurm": measure_slurm,
     "imports": measure_imports,
+    "first-calls": measure_first_calls,
 }
 
 

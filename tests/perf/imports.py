@@ -16,9 +16,11 @@ from tests.perf.measure import Cost, Report, in_turns, run
 
 ROOT = Path(__file__).resolve().parents[2]
 # Much of what a server imports; `sgl_kernel`, which the rest asks for, takes a driver's library.
+_COMMON = "torch._inductor.compile_fx, transformers.models.auto.modeling_auto, fastapi, xgrammar"
 ENGINES = {
-    "sglang-k2-warm": "import sglang.srt.server_args, torch._inductor.compile_fx,"
-    " transformers.models.auto.modeling_auto, fastapi, xgrammar"
+    "sglang-k2-warm": f"import sglang.srt.server_args, {_COMMON}",
+    "sglang-warm": f"import sglang.srt.server_args, {_COMMON}",
+    "vllm-warm": f"import vllm.engine.arg_utils, {_COMMON}",
 }
 
 
