@@ -83,13 +83,9 @@ def entry_points(role: Path) -> dict[str, Any]:
 def example(role: Path) -> str:
     """A play that runs the role; values of the lock come by the variables of the playbook."""
     (play,) = yaml.safe_load((ROLES.parent / "site.yml").read_text(encoding="utf-8"))
-    whole = [
-        t
-        for t in play["tasks"]
-        if t.get("ansible.builtin.include_role", {}).keys() == {"name", "apply"}
-        and t["ansible.builtin.include_role"]["name"] == role.name
-    ]
-    given = whole[0].get("vars", {}) if whole else {}
+    included = [t for t in play["tasks"] if "ansible.builtin.include_role" in t]
+    own = (t for t in included if t["ansible.builtin.include_role"]["name"] == role.name)
+    given = next(own, {}).get("vars", {})
     needed = [n for n, o in read_specs(role)["options"].items() if o.get("required")]
     values = {name: given.get(name, _EXAMPLES.get(name)) for name in needed}
     entry = {"role": role.name, **({"vars": values} if values else {})}

@@ -103,8 +103,9 @@ def compile_entries(
                 raise SpecInvalid(f"{plan.image}: {recipe}: {pattern!r} fits no case", hint)
     cases = [c for c in every if not patterns or any(fnmatchcase(c.name, p) for p in patterns)]
     title = f"Compiling the kernels of {log.count(len(cases), 'case')} for {plan.card}"
-    with open_warm(gate, plan) as target, log.step(title):
-        answers = kept_or_asked(target, cases)
+    with open_warm(gate, plan) as target:
+        with log.step(title):
+            answers = kept_or_asked(target, cases)
         lost = [a for _, a, _ in answers if a.ended in ("died", "timed out", "not imported")]
         if lost:
             # a layer without them would be another one on the next machine

@@ -28,6 +28,7 @@ from pipeline.core.errors import WorkloadInvalid
 from pipeline.core.files import atomic_file, os_errors_explained, sha256_of_file
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.model import Frozen
+from pipeline.core.yaml_file import mistakes
 from pipeline.serving.bench.plan import TASK, Planned, Session, WorkerJob, completion_body, words
 from pipeline.serving.bench.workload import Tokens, TracePrompts
 
@@ -171,10 +172,7 @@ def read_trace(path: Path, prompts: TracePrompts) -> list[list[TraceRequest]]:
                         name, TraceRequest(at_s, think, *lengths, ids, prompts.block_tokens, number)
                     )
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the line"
-        message = f"{path.name}, line {number}: {field}: {first['msg']}"
-        raise WorkloadInvalid(message) from error
+        raise WorkloadInvalid(f"{path.name}, line {number}: {mistakes(error)}") from error
     except (JsonInvalid, ValueError) as error:
         raise WorkloadInvalid(f"{path.name}, line {number}: {error}") from error
     sessions = sorted((turns for turns in found.values() if turns), key=lambda t: t[0].at_s)
