@@ -20,7 +20,6 @@ _COMMON = "torch._inductor.compile_fx, transformers.models.auto.modeling_auto, f
 ENGINES = {
     "sglang-k2-warm": f"import sglang.srt.server_args, {_COMMON}",
     "sglang-warm": f"import sglang.srt.server_args, {_COMMON}",
-    "vllm-warm": f"import vllm.engine.arg_utils, {_COMMON}",
 }
 
 
