@@ -204,7 +204,7 @@ def _tuned(
             TunedSize.model_validate(
                 {
                     **row.model_dump(exclude={"ratio"}),
-                    "ratio": (row.ratio.low, row.ratio.high) if row.ratio else None,
+                    "ratio": [row.ratio.low, row.ratio.high] if row.ratio else None,
                 }
             )
             for row in rows

@@ -257,7 +257,7 @@ class TunedSize(Frozen):
     default_us: _Positive
     us: _Positive
     # of the times, tuned to default, with 95 % confidence; none where nothing was faster
-    ratio: tuple[_Positive, _Positive] | None
+    ratio: Annotated[list[_Positive], Field(min_length=2, max_length=2)] | None
     trials: Count
     failed: Count
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from pipeline.app import serve
+from pipeline.artifacts.attest.names import KERNEL_TABLE
 from pipeline.artifacts.attest.predicates import KernelTable
+from pipeline.artifacts.attest.statement import make_statement, moment
+from pipeline.core.errors import RecordInvalid
 from pipeline.core.known import Unknown
 from pipeline.images.gate.smem.cases import read_gates
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.fit.facts import fact_of
 from pipeline.serving.fit.shape import Architecture
 from pipeline.serving.recipe.find import Recipes
-from pipeline.serving.recipe.launch import Overrides, plan_launch
+from pipeline.serving.recipe.launch import Launch, Overrides, plan_launch
+from pipeline.serving.serve.run import recipe_digest
 from pipeline.serving.tune.moe import MoeShape, case_for, find_shape
 from pipeline.serving.tune.table import unfit, with_table, write_table
 from tests.unit.support import ROOT
@@ -189,3 +196,73 @@ def test_a_launch_with_a_table_mounts_it_read_only(recipe: str, variable: str) -
     assert changed.environment == {**launch.environment, variable: "/opt/tuned"}
     (mount,) = (each for each in changed.mounts if each not in launch.mounts)
     assert (mount.host, mount.inside) == ("/store/tuned/1", "/opt/tuned")
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Launch]:
+    """A start of the recipe on a machine with two cards, whose store has a table for it."""
+    recipe = RECIPES.read("qwen38-flash-next-fp8-vllm-4x")
+
+    def run(*, table: dict[str, Any], variable: str = "", dry_run: bool = False) -> Launch:
+        own = {"recipe": recipe.name, "recipe_digest": recipe_digest(recipe)}
+        statement = make_statement(
+            "vllm", DIGEST, KERNEL_TABLE, {**TABLE, **own, **table}, moment()
+        )
+        kept = SimpleNamespace(statement=statement, payload=b"the signed bytes")
+        monkeypatch.setattr(serve, "readable", lambda folder: {f"kernel-table-{recipe.name}": kept})
+        monkeypatch.setattr(serve, "statements_folder", lambda store, built: tmp_path)
+        cards = [SimpleNamespace(index=n, name=TABLE["card"]["name"]) for n in range(2)]
+        facts = SimpleNamespace(gpus=cards, driver=SimpleNamespace(version="580.95.05"))
+        context: Any = SimpleNamespace(
+            store=SimpleNamespace(root=tmp_path),
+            site=SimpleNamespace(look=lambda *_: SimpleNamespace(facts=facts)),
+            options=SimpleNamespace(cards=()),
+            dry_run=dry_run,
+        )
+        launch = plan_launch(recipe, Overrides(), weights="/weights")
+        if variable:
+            launch = launch.model_copy(update={"environment": {variable: "/own"}})
+        built: Any = SimpleNamespace()
+        return serve._tuned(context, recipe, built, launch)
+
+    return run
+
+
+def test_a_start_mounts_the_table_that_its_store_has(
+    start: Callable[..., Launch], tmp_path: Path
+) -> None:
+    launch = start(table={})
+    (folder,) = (Path(m.host) for m in launch.mounts if m.inside == "/opt/tuned")
+    assert folder.parent == tmp_path / "tuned"
+    assert json.loads((folder / TABLE["file"]).read_text())["1"] == SIZES
+
+
+def test_a_dry_run_writes_no_table(start: Callable[..., Launch], tmp_path: Path) -> None:
+    assert "/opt/tuned" in {mount.inside for mount in start(table={}, dry_run=True).mounts}
+    assert not (tmp_path / "tuned").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"table": {"recipe_digest": DIGEST}}, "the recipe changed since"),
+        ({"table": {"card": {**TABLE["card"], "driver": "1.0"}}}, "measured with driver 1.0"),
+        (
+            {"table": {}, "variable": "VLLM_TUNED_CONFIG_FOLDER"},
+            "the recipe sets VLLM_TUNED_CONFIG_FOLDER itself",
+        ),
+    ],
+)
+def test_a_start_says_why_it_leaves_a_table_out(
+    start: Callable[..., Launch],
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    why: str,
+) -> None:
+    assert "/opt/tuned" not in {mount.inside for mount in start(**changes).mounts}
+    assert why in capsys.readouterr().err
+
+
+def test_a_start_refuses_what_is_no_table(start: Callable[..., Launch]) -> None:
+    with pytest.raises(RecordInvalid):
+        start(table={"sizes": []})
