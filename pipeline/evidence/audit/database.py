@@ -122,7 +122,11 @@ def read_database(folder: Path, wanted: Collection[Package], now: datetime) -> A
                 advisory = read_osv(body, inside)
                 # OSV names each file after its record; another was moved or made up
                 if name != f"{advisory.id}.json":
-                    raise DatabaseInvalid(f"{inside}: holds the record {advisory.id}")
+                    raise DatabaseInvalid(
+                        f"{inside}: holds the record {advisory.id}, and is not named after it",
+                        f"Nothing was judged. A record's file is named {advisory.id}.json, as OSV"
+                        " publishes it. Rename it if you wrote it. Fetch the database again if not.",
+                    )
                 reading.keep(advisory, sha256_of(canonical_json(body)), inside)
             digests.append(f"{what} {sha256_of_file(path)}")
             bar.advance(1)

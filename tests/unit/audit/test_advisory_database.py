@@ -179,7 +179,7 @@ HOSTILE: dict[str, tuple[Write, str]] = {
     "a list": (file("[]"), "is no JSON object"),
     "a link": (lambda f: (f / "TEST-1.json").symlink_to("/etc/hostname"), "is a link"),
     "a pipe": (lambda f: os.mkfifo(f / "TEST-1.json"), "no plain file"),
-    "another name": (file(GOOD, "TEST-9.json"), "holds the record TEST-1"),
+    "another name": (file(GOOD, "TEST-9.json"), "TEST-1, and is not named after it"),
     # records
     "no id": (file("{}"), "is no text"),
     "an id that is a path": (file(GOOD.replace("TEST-1", "../TEST-1")), "not the id"),
