@@ -44,6 +44,7 @@ from pipeline.core.errors import (
     GateEnvironment,
     GateUnknown,
     Interrupted,
+    OfflineMiss,
     PatchConflict,
     PipelineError,
     RecipeInvalid,
@@ -86,6 +87,8 @@ Advice = Literal["take", "take with patches", "wait", "nothing newer"]
 # Part of the key of every kept result: raised when the same findings are judged otherwise.
 _FORMAT = 1
 _FOLDER = "bumps"
+# a whole version, as `--to` may name it; anything else is a range
+_NAMED = re.compile(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)?")
 _LONGEST = 280  # of the first reason, in a line
 _MOST_ROWS = 8  # of what failed, on a page; the commands that it names show all
 # A patch in one of these states is left out of the candidate, and its gate passes without it.
@@ -326,6 +329,7 @@ def make_candidate(
     platforms: Sequence[str],
     *,
     fresh: bool = False,
+    offline: bool = False,
 ) -> Candidate:
     """Copy the checkout, change one pin in the copy, and lock it; the same pin is locked once."""
     checkout, store = workspace.checkout(), workspace.store()
@@ -367,7 +371,12 @@ def make_candidate(
         # what decides a lock; who asks again the next day gets the one that was judged
         key = sha256_of(canonical_json([image, platform, spec.lock_digest(), base]))
         kept = store.root / _FOLDER / "locks" / f"{key.removeprefix('sha256:')}.yaml"
-        if fresh or not kept.is_file():
+        if offline and not kept.is_file():
+            raise OfflineMiss(
+                f"{name} with {engine} {version}: the store keeps no lock of it for {platform}",
+                "Only an index says what it needs: run it once without --offline.",
+            )
+        if (fresh and not offline) or not kept.is_file():
             lock_images(own, (image,), platform)
             write_lock(kept, read_lock(copy.lock_path(image, platform)))
         locks[platform] = read_lock(kept)
@@ -469,7 +478,17 @@ def bump_images(
             platform = pick_platform(checkout.spec(name), request.platform)
             locked = locked_wheel(plan_image(checkout, name, platform), engine)
             ranges = [*asked.get(engine, []), *asked.get("", [])]
-            versions = [v for each in ranges for v in versions_against(context, locked, each)]
+            if request.offline:
+                # a version that is named needs no index, where its lock is kept
+                versions = [part.strip() for each in ranges for part in each.split(",")]
+                if not asked or not all(_NAMED.fullmatch(part) for part in versions):
+                    raise OfflineMiss(
+                        f"only an index says which versions of {engine} there are",
+                        f"Name each with --to, such as --to {locked.version}, or leave"
+                        " --offline out.",
+                    )
+            else:
+                versions = [v for each in ranges for v in versions_against(context, locked, each)]
             if not asked:
                 released = [
                     v for v in context.make_finder().versions(engine) if not v.is_prerelease
@@ -529,7 +548,9 @@ def _judge_bump(
         return found
     platforms = platforms_of(checkout.spec(name), request.platform)
     try:
-        candidate = make_candidate(workspace, name, version, platforms, fresh=request.fresh)
+        candidate = make_candidate(
+            workspace, name, version, platforms, fresh=request.fresh, offline=request.offline
+        )
     except ResolveFailed as error:
         seconds = round(time.monotonic() - start, 1)
         return found.model_copy(

@@ -286,7 +286,9 @@ def _judge_release(
     for name in sorted(images, key=lambda name: apart[name]):
         platform = pick_platform(checkout.spec(name), None)
         try:
-            candidate = make_candidate(workspace, name, version, [platform], fresh=request.fresh)
+            candidate = make_candidate(
+                workspace, name, version, [platform], fresh=request.fresh, offline=request.offline
+            )
             image = name
             break
         except ResolveFailed as failure:

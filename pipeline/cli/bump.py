@@ -61,7 +61,7 @@ def bump_command(
     taken or nothing is newer, 50 where something failed and 51 where something is unknown.
     """
     if bool(options["names"]) == options["everything"]:
-        raise click.UsageError("Name an image, or --all.")
+        raise click.UsageError("Name an image, or --all, and not both.")
     request = app.bump.BumpRequest(built=not built, **options)
     results = app.bump.bump_images(workspace, request, slurm)
     if as_json:

@@ -102,6 +102,23 @@ def test_a_second_run_finds_what_was_judged_and_judges_nothing_again(
     assert first == second
 
 
+def test_offline_asks_no_index_and_judges_what_is_kept(
+    sm120: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = sm120("bump", "tiny", "--to", "1.1", "--offline")
+    assert (ended.code, ended.error) == (22, "OfflineMiss")
+    assert "tiny with thing 1.1: the store keeps no lock of it for linux/amd64" in ended.err
+    for asked in ((), ("--to", "thing>=1.1")):
+        ended = sm120("bump", "tiny", *asked, "--offline")
+        assert (ended.code, ended.error) == (22, "OfflineMiss")
+        assert "only an index says which versions of thing there are" in ended.err
+    assert sm120("bump", "tiny", "--to", "1.1").code == 0
+    monkeypatch.setattr(bumps, "lock_images", None)
+    monkeypatch.setattr(bumps, "versions_against", None)
+    (kept,) = sm120("bump", "tiny", "--to", "1.1", "--offline", "--json").json
+    assert (kept["advice"], kept["is_kept"]) == ("take with patches", True)
+
+
 def test_an_edited_case_or_patch_is_judged_anew(sm120: Command, world: Checkout) -> None:
     assert not sm120("bump", "tiny", "--to", "1.1", "--json").json[0]["is_kept"]
     (world.folder("tiny") / "gates").mkdir()
@@ -165,8 +182,8 @@ def test_what_was_not_built_is_unknown_and_means_to_wait(sm120: Command) -> None
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
-        ((), 2, "Name an image, or --all."),
-        (("tiny", "--all"), 2, "Name an image, or --all."),
+        ((), 2, "Name an image, or --all, and not both."),
+        (("tiny", "--all"), 2, "Name an image, or --all, and not both."),
         (("tiny", "--to", "9.9"), 50, "9.9"),
         (("tiny", "--to", "thing=1"), 10, "neither a version nor a requirement"),
         (("nobody",), 41, "nobody"),
