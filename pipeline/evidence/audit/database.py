@@ -125,7 +125,7 @@ def read_database(folder: Path, wanted: Collection[Package], now: datetime) -> A
                     raise DatabaseInvalid(
                         f"{inside}: holds the record {advisory.id}, and is not named after it",
                         f"Nothing was judged. A record's file is named {advisory.id}.json, as OSV"
-                        " publishes it. Rename it if you wrote it. Fetch the database again if not.",
+                        " publishes it. Rename it if it is yours. Fetch the database again if not.",
                     )
                 reading.keep(advisory, sha256_of(canonical_json(body)), inside)
             digests.append(f"{what} {sha256_of_file(path)}")
