@@ -27,7 +27,7 @@ from pipeline.artifacts.containers.docker import default_tag
 from pipeline.core import log, proc
 from pipeline.core.errors import GateUnknown, RecipeInvalid, StepFailed, WeightsUnknown
 from pipeline.core.files import os_errors_explained
-from pipeline.core.known import Known, Unknown
+from pipeline.core.known import Known, Unknown, unknown
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.evidence.statements.image import keep_all
 from pipeline.hosts.probes.runner import card_options
@@ -41,7 +41,7 @@ from pipeline.serving.fit.facts import fact_of
 from pipeline.serving.recipe.model import Recipe, merged_flags
 from pipeline.serving.serve.fits import find_served_model
 from pipeline.serving.serve.run import recipe_digest
-from pipeline.serving.tune.moe import KERNEL, MoeShape, case_for, find_shape
+from pipeline.serving.tune.moe import FOLDER_VARIABLES, KERNEL, MoeShape, case_for, find_shape
 from pipeline.serving.tune.search import Judge, TunedTokens, tune_tokens
 from pipeline.serving.tune.trials import WORKER, Config, Journal, TrialWorker
 
@@ -77,6 +77,8 @@ def tune_recipe(workspace: Workspace, request: TuneRequest, signing: Signing) ->
     """Times configurations of the experts' kernel on a card, and keeps a table of faster ones."""
     recipe = recipes_of(workspace, request.folders).read(request.recipe)
     checkout = workspace.checkout()
+    if recipe.engine not in FOLDER_VARIABLES:
+        return TunedRecipe(recipe.name, unknown(f"{recipe.engine} has no such table"))
     model = find_served_model(recipe, request.weights, checkout)
     if isinstance(model, Unknown) and (known := fact_of(recipe.model.repository or "")):
         model = known.architecture()

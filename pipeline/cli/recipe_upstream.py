@@ -48,7 +48,7 @@ def recipe_diff_command(
 
 @query
 @click.argument("place", metavar="FILE|REPO@COMMIT:PATH")
-@click.option("--name", required=True, help="Name of the new recipe.")
+@click.option("--name", help="Name of the new recipe; --list needs none.")
 @click.option(
     "--pick", metavar="LABEL", help="Which command of the file, where it has several; see --list."
 )
@@ -91,6 +91,7 @@ def recipe_import_command(
     is_listed: bool,
     folder: Path | None,
     as_json: bool,
+    name: str | None,
     **options: Any,
 ) -> None:
     """Make a recipe of one command of vLLM's recipes, SGLang's cookbook or a page of Markdown.
@@ -101,7 +102,9 @@ def recipe_import_command(
     shell would fill in, and what loads code of others is refused with the reason. Where the recipe
     differs from the document is listed.
     """
-    request = ImportRequest(**options)
+    if name is None and not is_listed:
+        raise click.UsageError("Name the new recipe: --name NAME.")
+    request = ImportRequest(name=name or "", **options)
     if is_listed:
         rows = list_commands(request)
         if as_json:
@@ -150,6 +153,8 @@ def recipe_drift_command(
     if as_json:
         rows = [{**e._asdict(), "differences": [d._asdict() for d in e.differences]} for e in found]
         say_json(rows)
+    elif not found:
+        click.echo("None of these recipes names a document of that project by commit.")
     else:
         head = ("state", "recipe", "document", "since", "why")
         click.echo(
