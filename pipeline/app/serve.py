@@ -15,6 +15,7 @@ from pathlib import Path
 from pipeline.app.images import find_image
 from pipeline.app.recipes import all_overrides, recipes_of, say_contrary
 from pipeline.app.workspace import Workspace, host_platform, pick_platform
+from pipeline.artifacts.attest.envelope import SUFFIX, read_kept_envelope
 from pipeline.artifacts.attest.predicates import KernelTable, check_predicate
 from pipeline.artifacts.containers.container_engine import (
     ContainerEngine,
@@ -30,7 +31,7 @@ from pipeline.core import errors, log
 from pipeline.core.known import Known, Unknown, first_unknown, then, unknown
 from pipeline.core.model import sha256_of
 from pipeline.core.verdict import RuleResult
-from pipeline.evidence.statements.evidence_set import readable, statements_folder
+from pipeline.evidence.statements.evidence_set import statements_folder
 from pipeline.hosts.fleet.playbook import connection_of
 from pipeline.hosts.fleet.tunnel import Tunnel, open_tunnel, plain_connection
 from pipeline.images.assemble.image import Built
@@ -517,7 +518,7 @@ def make_job(
 def _tuned(context: ServeContext, recipe: Recipe, built: Built, launch: Launch) -> Launch:
     """The launch with the table that `sm120 tune` kept for it; says why where it is not used."""
     name = f"kernel-table-{recipe.name}"
-    kept = readable(statements_folder(context.store, built)).get(name)
+    kept = read_kept_envelope(statements_folder(context.store, built) / f"{name}{SUFFIX}")
     if kept is None:
         return launch
     table = check_predicate(kept.statement.predicate_type, kept.statement.predicate)

@@ -32,7 +32,7 @@ from pipeline.core.model import canonical_json, sha256_of
 from pipeline.evidence.statements.image import keep_all
 from pipeline.hosts.probes.runner import card_options
 from pipeline.images.assemble.image import Built
-from pipeline.images.gate.smem.cases import Override
+from pipeline.images.gate.smem.cases import KernelCase, Override
 from pipeline.images.gate.smem.image_gate import ImageGate, find_case
 from pipeline.images.gate.smem.limits import Card, card_for
 from pipeline.images.gate.smem.run import WORKER as GATE_WORKER
@@ -108,11 +108,10 @@ def tune_recipe(workspace: Workspace, request: TuneRequest, signing: Signing) ->
             raise GateUnknown(
                 f"{recipe.image}: no case of its gate calls {KERNEL} with such weights"
             )
+        judged = find_case(gate.gates, case["name"])
         containers.load(store, recipe.image, built.digest)
         job = {
-            **gate.target(gate.patched(), card_for("sm_120")).job(
-                [find_case(gate.gates, case["name"])]
-            ),
+            **gate.target(gate.patched(), card_for("sm_120")).job([judged]),
             **{"engine": f"/{built.plan.venv.site}", "gate_worker": "/gate", "case": case},
             **{"shape": shape.model_dump(), "gpu": request.gpu},
         }
@@ -139,7 +138,7 @@ def tune_recipe(workspace: Workspace, request: TuneRequest, signing: Signing) ->
             with os_errors_explained(log_path), log_path.open("wb") as errors:
                 worker = TrialWorker(command, env, errors)
                 try:
-                    return _tuned(request, recipe, built, gate, shape, worker, signing)
+                    return _tuned(request, recipe, built, gate, judged, shape, worker, signing)
                 finally:
                     worker.stop()
                     # ending `docker run` does not end its container
@@ -152,6 +151,7 @@ def _tuned(
     recipe: Recipe,
     built: Built,
     gate: ImageGate,
+    judged: KernelCase,
     shape: MoeShape,
     worker: TrialWorker,
     signing: Signing,
@@ -173,7 +173,7 @@ def _tuned(
     if known := journal.read():
         log.say(f"{log.count(known, 'trial')} of an earlier run are kept")
     capability = str(smi.get("compute_cap", "12.0"))
-    judge = gate_judge(gate, card_for(f"sm_{capability.replace('.', '')}"), shape)
+    judge = gate_judge(gate, card_for(f"sm_{capability.replace('.', '')}"), judged)
     rows, seeds = list[TunedTokens](), list[Config]()
     with log.counting(len(request.tokens), "size") as bar:
         for tokens in request.tokens:
@@ -221,11 +221,9 @@ def _tuned(
     return TunedRecipe(recipe.name, shape, tuple(rows), table, signing.state(keys))
 
 
-def gate_judge(gate: ImageGate, card: Card, shape: MoeShape) -> Judge:
+def gate_judge(gate: ImageGate, card: Card, case: KernelCase) -> Judge:
     """Lets pass what the shared-memory gate finds to fit the card; kept answers cost nothing."""
-    wanted = case_for(gate.gates.cases(), shape)
-    assert wanted is not None
-    case, target = find_case(gate.gates, wanted["name"]), gate.target(gate.patched(), card)
+    target = gate.target(gate.patched(), card)
 
     def judge(configs: Sequence[Config]) -> list[Config]:
         # how blocks are grouped decides their order, not what one of them needs

@@ -26,9 +26,9 @@ from pipeline.core.model import canonical_json
 from pipeline.serving.tune import search
 from pipeline.serving.tune.moe import MoeShape, case_for
 from pipeline.serving.tune.trials import Config, Journal, TrialWorker
+from tests.gpu.warm import unpacked_job
 
 ROOT = Path(__file__).resolve().parents[2]
-GATE_WORKER = ROOT / "pipeline/images/gate/worker"
 # Kimi K2's experts in fp8 on eight cards, and GLM-4.5-Air's in bf16 on four.
 SHAPES = {
     "vllm": MoeShape(experts=384, active=8, width=256, hidden=7168, dtype="fp8_w8a8", block=128),
@@ -59,7 +59,8 @@ def collect(folder: Path) -> None:
             tree = gate.patched()
             case = case_for(gate.gates.cases(), shape)
             assert case
-            job = gate.target(tree, card_for("sm_120")).job([find_case(gate.gates, case["name"])])
+            judged = find_case(gate.gates, case["name"])
+            job = gate.target(tree, card_for("sm_120")).job([judged])
             job |= {"case": case, "shape": shape.model_dump(), "gpu": 0}
             names = [name for name in GRID if name != "GROUP_SIZE_M"]
             # scales are for blocks of K
@@ -68,7 +69,7 @@ def collect(folder: Path) -> None:
                 dict(zip(names, sizes, strict=True))
                 for sizes in itertools.product(*(grid[name] for name in names))
             ]
-            passed = gate_judge(gate, card_for("sm_120"), shape)(configs)
+            passed = gate_judge(gate, card_for("sm_120"), judged)(configs)
         place = folder / image
         place.mkdir(parents=True, exist_ok=True)
         (place / "job.json").write_text(json.dumps(job), encoding="utf-8")
@@ -120,11 +121,7 @@ def prove(collected: Path, results: Path) -> None:
     """All engines: each is killed once in the middle, and goes on."""
     for folder in sorted(path for path in collected.iterdir() if (path / "job.json").is_file()):
         result = results / folder.name
-        (result / "engine").mkdir(parents=True)
-        archive = str((folder / "engine.tar.xz").resolve())
-        subprocess.run(["tar", "-xJf", archive], cwd=result / "engine", check=True)
-        job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-        job |= {"engine": str(result / "engine"), "gate_worker": str(GATE_WORKER)}
+        job = unpacked_job(folder, result)
         (result / "job.json").write_text(json.dumps(job), encoding="utf-8")
         command = [sys.executable, "-m", "tests.gpu.tune", "one", str(folder), str(result)]
         journal = result / "trials.jsonl"
@@ -154,7 +151,7 @@ def prove(collected: Path, results: Path) -> None:
 def judge(collected: Path, results: Path) -> None:
     """Every configuration of the tables is among those that the gate let pass."""
     for folder in sorted(path for path in collected.iterdir() if (path / "job.json").is_file()):
-        rows = json.loads((results / f"{folder.name}.rows.json").read_text())["rows"]
+        rows = json.loads((results / folder.name / "rows.json").read_text())["rows"]
         passed = {canonical_json(each) for each in json.loads((folder / "passed.json").read_text())}
         for row in rows:
             config = {k: v for k, v in row["config"].items() if k != "GROUP_SIZE_M"}

@@ -70,6 +70,16 @@ def collect(folder: Path, images: tuple[str, ...] = IMAGES, arch: str = "sm_90")
             archive.add(tree.folder / tree.package, tree.package)
 
 
+def unpacked_job(folder: Path, work: Path) -> dict[str, Any]:
+    """Unpacks an engine that was collected; its job, with the paths of this machine."""
+    (work / "engine").mkdir(parents=True)
+    # Debian 12's tarfile knows no filters; this archive is our own
+    archive = str((folder / "engine.tar.xz").resolve())
+    subprocess.run(["tar", "-xJf", archive], cwd=work / "engine", check=True)
+    job: dict[str, Any] = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    return {**job, "engine": str(work / "engine"), "gate_worker": str(GATE_WORKER)}
+
+
 def compiled(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Entries of all cases, compiled where no card is in sight; the index that was written."""
     entries: dict[str, Any] = {}
@@ -168,12 +178,7 @@ def prove(collected: Path, result: Path) -> None:
         (no_compilers / name).chmod(0o755)
     for folder in sorted(path for path in collected.iterdir() if (path / "job.json").is_file()):
         work = result / folder.name
-        (work / "engine").mkdir(parents=True)
-        # Debian 12's tarfile knows no filters; this archive is our own
-        archive = str((folder / "engine.tar.xz").resolve())
-        subprocess.run(["tar", "-xJf", archive], cwd=work / "engine", check=True)
-        job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-        job |= {"engine": str(work / "engine"), "gate_worker": str(GATE_WORKER), "cache": None}
+        job = {**unpacked_job(folder, work), "cache": None}
         # the card that is there decides which code is compiled, its name which tables are read
         job["card"] |= {"capability": [major, minor], "name": report["card"]}
         job["cuda"] = torch.version.cuda

@@ -209,7 +209,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Laun
             "vllm", DIGEST, KERNEL_TABLE, {**TABLE, **own, **table}, moment()
         )
         kept = SimpleNamespace(statement=statement, payload=b"the signed bytes")
-        monkeypatch.setattr(serve, "readable", lambda folder: {f"kernel-table-{recipe.name}": kept})
+        place = tmp_path / f"kernel-table-{recipe.name}.dsse.json"
+        files = {place: kept}
+        monkeypatch.setattr(serve, "read_kept_envelope", files.get)
         monkeypatch.setattr(serve, "statements_folder", lambda store, built: tmp_path)
         cards = [SimpleNamespace(index=n, name=TABLE["card"]["name"]) for n in range(2)]
         facts = SimpleNamespace(gpus=cards, driver=SimpleNamespace(version="580.95.05"))
