@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.serving.smoke.client import NotOffered, Unsound
 from pipeline.serving.smoke.ladder import run_ladder
 from pipeline.serving.smoke.model import SmokeResult
 from pipeline.serving.smoke.rungs import soak
@@ -65,23 +66,61 @@ def test_a_sound_server_passes_a_soak_and_its_memory_is_told() -> None:
     [
         (Fault(reply=_late(60, _emptied)), "silent-empty turns"),
         (Fault(reply=_late(60, _changed)), "drift"),
-        (Fault(delay_s=lambda a: 0.5 if a.number > 150 else 0.01), "speed"),
         (Fault(memory_bytes=lambda a: 2e9 + 2e7 * a.number), "memory"),
         (
             Fault(reply=_late(60, lambda a, r: setattr(r, "model", "other-2"))),
             "mixed work",
         ),
     ],
-    ids=["empty", "drift", "slow", "memory", "model"],
+    ids=["empty", "drift", "memory", "model"],
 )
 def test_what_goes_wrong_later_is_found(
     fault: Fault, check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(soak, "_FEWEST", 3)
-    result = _soaked(ModelServer(fault), 6.0 if check == "speed" else _SECONDS)
+    result = _soaked(ModelServer(fault))
     # a busy machine alone makes answers slower
     assert {c.name for c in result.failures()} - {"speed"} | {check} == {check}
     assert check in [c.name for c in result.failures()]
+
+
+def _speed(works: list[soak._Work]) -> str:
+    """What the check of the speed says after 90 seconds with these."""
+
+    async def run() -> str:
+        session = open_session("http://127.0.0.1:9", PLAN)
+        session.soak = soak._Soak(90.0, works, [])
+        return await soak._speed(session)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("last", "found"),
+    [
+        ({"short text, whole": 0.5, "long text, whole": 1.0}, ""),
+        ({"short text, whole": 0.66, "long text, whole": 1.0}, "short text, whole: 0.20 s at"),
+        ({"short text, whole": 0.2, "long text, whole": 3.0}, "long text, whole: 1.00 s at"),
+    ],
+    ids=["a little slower", "short texts", "long texts"],
+)
+def test_a_kind_of_request_that_becomes_slow_is_named(last: dict[str, float], found: str) -> None:
+    first = {"short text, whole": 0.2, "long text, whole": 1.0, "hang up": 0.1}
+    works = [
+        soak._Work(kind, at, seconds)
+        for at in range(90)
+        for kind, seconds in ({**last, "hang up": 9.0} if at >= 60 else first).items()
+    ]
+    if found:
+        with pytest.raises(Unsound, match=found):
+            _speed(works)
+    else:
+        assert "0.20 → 0.50 s" in _speed(works)
+
+
+def test_too_few_requests_are_no_comparison() -> None:
+    with pytest.raises(NotOffered, match="too few requests"):
+        _speed([soak._Work("tool call", 1.0, 0.1)] * 40)
 
 
 def test_ctrl_c_ends_a_soak_with_what_was_found() -> None:
