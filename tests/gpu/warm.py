@@ -21,6 +21,8 @@ import sys
 import time
 import types
 import zlib
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ INSIDE = ROOT / "pipeline/images/warm/inside"
 READER = ROOT / "pipeline/images/warm/reader"
 GATE_WORKER = ROOT / "pipeline/images/gate/worker"
 IMAGES = ("sglang-k2", "sglang", "vllm")
+WORKERS = max(1, (os.cpu_count() or 2) * 3 // 4)
 FAILING = '#!/bin/sh\necho no compiler: "$0" >&2\nexit 1\n'
 # its version is part of every key, so only that is answered
 FAILING_PTXAS = '#!/bin/sh\n[ "$1" = --version ] && exec {real} --version\nexit 1\n'
@@ -83,27 +86,33 @@ def unpacked_job(folder: Path, work: Path) -> dict[str, Any]:
 def compiled(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Entries of all cases, compiled where no card is in sight; the index that was written."""
     entries: dict[str, Any] = {}
-    todo, ended = list(job["cases"]), {}
-    while todo:
-        work = folder / f"compile-{len(todo)}"
-        work.mkdir(parents=True)
-        (work / "job.json").write_text(json.dumps({**job, "cases": todo}), encoding="utf-8")
-        env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRITON_CACHE_DIR": str(work / "triton")}
-        env["PYTHONPATH"] = str(folder)
-        subprocess.run(
-            [sys.executable, str(INSIDE), "job.json", "answers"], cwd=work, env=env, check=False
-        )
-        lines = (work / "answers").read_text().splitlines() if (work / "answers").exists() else []
-        answers = [a for a in map(json.loads, lines) if "begins" not in a]
-        for answer in answers:
-            ended[answer["case"]] = f"{answer['ended']} {answer['message']}".strip()
-            for entry in answer["entries"]:
-                entries.setdefault(entry["key"], {**entry, "cases": []})
-                entries[entry["key"]]["cases"].append(answer["case"])
-        # a case that ended its process is not asked again
-        died = todo[len(answers) : len(answers) + 1] if len(lines) > 2 * len(answers) else []
-        ended |= {case["name"]: "died" for case in died}
-        todo = todo[len(answers) + len(died) :] if answers or died else []
+    ended: dict[str, str] = {}
+
+    def compile_part(part: int) -> None:
+        todo = job["cases"][part::WORKERS]
+        while todo:
+            work = folder / f"compile-{part}-{len(todo)}"
+            work.mkdir(parents=True)
+            (work / "job.json").write_text(json.dumps({**job, "cases": todo}), encoding="utf-8")
+            env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(folder)}
+            env["TRITON_CACHE_DIR"] = str(work / "triton")
+            words = [sys.executable, str(INSIDE), "job.json", "answers"]
+            subprocess.run(words, cwd=work, env=env, check=False)
+            path = work / "answers"
+            lines = path.read_text().splitlines() if path.exists() else []
+            answers = [a for a in map(json.loads, lines) if "begins" not in a]
+            for answer in answers:
+                ended[answer["case"]] = f"{answer['ended']} {answer['message']}".strip()
+                for entry in answer["entries"]:
+                    known = entries.setdefault(entry["key"], {**entry, "cases": []})
+                    known["cases"].append(answer["case"])
+            # a case that ended its process is not asked again
+            died = todo[len(answers) : len(answers) + 1] if len(lines) > 2 * len(answers) else []
+            ended.update((case["name"], "died") for case in died)
+            todo = todo[len(answers) + len(died) :] if answers or died else []
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        list(pool.map(compile_part, range(WORKERS)))
     import triton
 
     for key, entry in entries.items():
@@ -158,6 +167,45 @@ def call_on_card(job_path: str, name: str, result: str) -> None:
     torch.save({"seconds": seconds, "numbers": numbers}, result)
 
 
+def call_both_ways(work: Path, no_compilers: Path, case: dict[str, Any]) -> dict[str, Any]:
+    """One case, compiling and with entries alone: times, hits and misses, the numbers."""
+    import torch
+    import triton
+
+    backend = Path(triton.__file__).parent / "backends/nvidia/bin"
+    row: dict[str, Any] = {}
+    made = {}
+    log = work / f"{case['name']}.log"
+    for way in ("cold", "warm"):
+        env = {**os.environ, "TRITON_CACHE_DIR": str(work / way / case["name"])}
+        env["PYTHONPATH"] = str(work)
+        if way == "warm":
+            env |= {"TRITON_CACHE_MANAGER": "sm120_warm:WarmCache"}
+            env |= {"PYTHONPATH": f"{work}:{READER}", "SM120_WARM": str(work / "warm")}
+            env |= {"SM120_WARM_LOG": str(log), "SM120_WARM_ONLY": "1"}
+            env["PATH"] = f"{no_compilers}:{env['PATH']}"
+            env["CC"] = str(no_compilers / "gcc")
+            for tool in backend.glob("ptxas*"):
+                variable = f"TRITON_{tool.name.upper().replace('-', '_')}_PATH"
+                env[variable] = str(no_compilers / tool.name)
+        out = work / f"{case['name']}.{way}.pt"
+        words = [sys.executable, __file__, "call", str(work / "job.json"), case["name"]]
+        done = subprocess.run([*words, str(out)], env=env, capture_output=True, check=False)
+        if done.returncode:
+            row[way] = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            continue
+        made[way] = torch.load(out)
+        row[way] = round(made[way]["seconds"], 4)
+        out.unlink()
+    lines = log.read_text().splitlines() if log.exists() else []
+    for what in ("hit", "disk", "miss", "refused"):
+        row[what] = sum(line.startswith(what) for line in lines)
+    if len(made) == 2:
+        pairs = zip(made["cold"]["numbers"], made["warm"]["numbers"], strict=True)
+        row["same numbers"] = all(torch.equal(a, b) for a, b in pairs)
+    return row
+
+
 def prove(collected: Path, result: Path) -> None:
     """All images: what was compiled, and what the card made of it."""
     import torch
@@ -185,37 +233,13 @@ def prove(collected: Path, result: Path) -> None:
         (work / "sitecustomize.py").write_text(HIDING)
         index = compiled(job, work)
         (work / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        rows = {}
-        for case in job["cases"]:
-            rows[case["name"]] = row = {"compiled": index["ended"].get(case["name"], "not asked")}
-            made = {}
-            for way in ("cold", "warm"):
-                env = {**os.environ, "TRITON_CACHE_DIR": str(work / way / case["name"])}
-                env["PYTHONPATH"] = str(work)
-                log = work / f"{case['name']}.log"
-                if way == "warm":
-                    env |= {"TRITON_CACHE_MANAGER": "sm120_warm:WarmCache"}
-                    env |= {"PYTHONPATH": f"{work}:{READER}", "SM120_WARM": str(work / "warm")}
-                    env |= {"SM120_WARM_LOG": str(log), "SM120_WARM_ONLY": "1"}
-                    env["PATH"] = f"{no_compilers}:{env['PATH']}"
-                    env["CC"] = str(no_compilers / "gcc")
-                    for tool in backend.glob("ptxas*"):
-                        variable = f"TRITON_{tool.name.upper().replace('-', '_')}_PATH"
-                        env[variable] = str(no_compilers / tool.name)
-                out = work / f"{case['name']}.{way}.pt"
-                words = [sys.executable, __file__, "call", str(work / "job.json"), case["name"]]
-                done = subprocess.run([*words, str(out)], env=env, capture_output=True, check=False)
-                if done.returncode:
-                    row[way] = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-                    continue
-                made[way] = torch.load(out)
-                row[way] = round(made[way]["seconds"], 4)
-            lines = log.read_text().splitlines() if log.exists() else []
-            for what in ("hit", "disk", "miss", "refused"):
-                row[what] = sum(line.startswith(what) for line in lines)
-            if len(made) == 2:
-                pairs = zip(made["cold"]["numbers"], made["warm"]["numbers"], strict=True)
-                row["same numbers"] = all(torch.equal(a, b) for a, b in pairs)
+
+        with ThreadPoolExecutor(WORKERS) as pool:
+            made = pool.map(partial(call_both_ways, work, no_compilers), job["cases"])
+            rows = {
+                case["name"]: {"compiled": index["ended"].get(case["name"], "not asked"), **row}
+                for case, row in zip(job["cases"], made, strict=True)
+            }
         report[folder.name] = {"entries": len(index["entries"]), "cases": rows}
         (result / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         served = [r for r in rows.values() if isinstance(r.get("warm"), float)]
