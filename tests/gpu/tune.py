@@ -34,7 +34,7 @@ SHAPES = {
     "vllm": MoeShape(experts=384, active=8, width=256, hidden=7168, dtype="fp8_w8a8", block=128),
     "sglang": MoeShape(experts=128, active=8, width=352, hidden=4096, dtype=None),
 }
-TOKENS, MOST = (16, 512), 18
+TOKENS, MOST = (512, 16), 18
 GRID: dict[str, tuple[int, ...]] = {
     **search.STEPS,
     "BLOCK_SIZE_K": (32, 64, 128),

@@ -32,6 +32,7 @@ READER = ROOT / "pipeline/images/warm/reader"
 GATE_WORKER = ROOT / "pipeline/images/gate/worker"
 IMAGES = ("sglang-k2", "sglang", "vllm")
 WORKERS = max(1, (os.cpu_count() or 2) * 3 // 4)
+OWN_PATH = os.environ.get("PYTHONPATH", "")
 FAILING = '#!/bin/sh\necho no compiler: "$0" >&2\nexit 1\n'
 # its version is part of every key, so only that is answered
 FAILING_PTXAS = '#!/bin/sh\n[ "$1" = --version ] && exec {real} --version\nexit 1\n'
@@ -94,7 +95,7 @@ def compiled(job: dict[str, Any], folder: Path) -> dict[str, Any]:
             work = folder / f"compile-{part}-{len(todo)}"
             work.mkdir(parents=True)
             (work / "job.json").write_text(json.dumps({**job, "cases": todo}), encoding="utf-8")
-            env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(folder)}
+            env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{folder}:{OWN_PATH}"}
             env["TRITON_CACHE_DIR"] = str(work / "triton")
             words = [sys.executable, str(INSIDE), "job.json", "answers"]
             subprocess.run(words, cwd=work, env=env, check=False)
@@ -178,11 +179,11 @@ def call_both_ways(work: Path, no_compilers: Path, case: dict[str, Any]) -> dict
     log = work / f"{case['name']}.log"
     for way in ("cold", "warm"):
         env = {**os.environ, "TRITON_CACHE_DIR": str(work / way / case["name"])}
-        env["PYTHONPATH"] = str(work)
+        env["PYTHONPATH"] = f"{work}:{READER}:{OWN_PATH}"
         if way == "warm":
             env |= {"TRITON_CACHE_MANAGER": "sm120_warm:WarmCache"}
-            env |= {"PYTHONPATH": f"{work}:{READER}", "SM120_WARM": str(work / "warm")}
-            env |= {"SM120_WARM_LOG": str(log), "SM120_WARM_ONLY": "1"}
+            env |= {"SM120_WARM": str(work / "warm"), "SM120_WARM_LOG": str(log)}
+            env["SM120_WARM_ONLY"] = "1"
             env["PATH"] = f"{no_compilers}:{env['PATH']}"
             env["CC"] = str(no_compilers / "gcc")
             for tool in backend.glob("ptxas*"):
@@ -202,7 +203,9 @@ def call_both_ways(work: Path, no_compilers: Path, case: dict[str, Any]) -> dict
         row[what] = sum(line.startswith(what) for line in lines)
     if len(made) == 2:
         pairs = zip(made["cold"]["numbers"], made["warm"]["numbers"], strict=True)
-        row["same numbers"] = all(torch.equal(a, b) for a, b in pairs)
+        row["same numbers"] = all(
+            torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs
+        )
     return row
 
 
