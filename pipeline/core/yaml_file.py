@@ -88,7 +88,7 @@ def _hint(path: Path, model: type[BaseModel]) -> str:
 
 
 # One command reads the same spec and lock for its plan, its gates and its evidence: the same bytes
-# are parsed once, and there are some 240 in a checkout. Keyed by content, so an edited file is never
+# are parsed once, and a checkout has some 240. Keyed by content, so an edited file is never
 # answered from here.
 @lru_cache(maxsize=256)
 def _parsed(data: bytes, model: type[BaseModel]) -> BaseModel:
