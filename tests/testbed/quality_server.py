@@ -138,8 +138,8 @@ class QualityServer:
 
     def _chat(self, body: dict[str, Any]) -> dict[str, Any]:
         asked = self.fault.body(body)
-        given = asked["messages"], asked.get("tools"), asked.get("chat_template_kwargs")
-        count = self.fault.count(_token_count(json.dumps(given)), body)
+        prompted = asked["messages"], asked.get("tools"), asked.get("chat_template_kwargs")
+        count = self.fault.count(_token_count(json.dumps(prompted)), body)
         message: dict[str, Any] = {"role": "assistant", "content": "Hello"}
         finish = "length"
         prompt = str(body["messages"][-1].get("content"))
