@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections import Counter
+from functools import cache
 from typing import Any
 
 # Python's own parser calls itself for each level, and ends with a RecursionError
@@ -41,34 +42,16 @@ def read_json(
     # RFC 8259 forbids it, and readers differ in what they do with it: rfc-editor.org/rfc/rfc8259
     if data.startswith(b"\xef\xbb\xbf"):
         raise JsonInvalid("begins with a byte order mark")
-    # depth is refused before the parser meets it
-    depth = 0
-    for token in _TOKEN.finditer(data):
-        depth += token[0] in (b"[", b"{")
-        depth -= token[0] in (b"]", b"}")
-        if depth > most_depth:
-            raise JsonInvalid(f"more than {most_depth} levels deep")
-
-    def constant(text: str) -> None:
-        # Python reads NaN and Infinity, which JSON does not have
-        if not no_number_is_null:
-            raise JsonInvalid(f"{text} is not a number")
-
-    def whole(text: str) -> int:
-        if len(text) > (_MOST_DIGITS if any_int else 20):
-            raise JsonInvalid(f"{text[:20]} is too large a number")
-        if not any_int and abs(int(text)) >= _LARGEST_INT:
-            raise JsonInvalid(f"{text[:20]} is too large a number")
-        return int(text)
-
+    # depth is refused before the parser meets it; few brackets cannot be deep
+    if data.count(b"[") + data.count(b"{") > most_depth:
+        depth = 0
+        for token in _TOKEN.finditer(data):
+            depth += token[0] in (b"[", b"{")
+            depth -= token[0] in (b"]", b"}")
+            if depth > most_depth:
+                raise JsonInvalid(f"more than {most_depth} levels deep")
     try:
-        value = json.loads(
-            data.decode("utf-8"),
-            object_pairs_hook=_unique,
-            parse_constant=constant,
-            parse_float=_finite,
-            parse_int=whole,
-        )
+        value = _decoder(any_int, no_number_is_null).decode(data.decode("utf-8"))
         if _HALF_CHARACTER.search(data):
             # half of a pair of surrogates cannot be written again
             json.dumps(value, ensure_ascii=False).encode()
@@ -80,6 +63,31 @@ def read_json(
     except json.JSONDecodeError as error:
         raise JsonInvalid(f"is not JSON ({error.msg} at {error.pos})") from error
     return value
+
+
+@cache
+def _decoder(any_int: bool, no_number_is_null: bool) -> json.JSONDecoder:
+    """One for each kind: a stream has thousands of small values, and making it takes longer."""
+
+    def constant(text: str) -> None:
+        # Python reads NaN and Infinity, which JSON does not have
+        if not no_number_is_null:
+            raise JsonInvalid(f"{text} is not a number")
+
+    def whole(text: str) -> int:
+        if len(text) > (_MOST_DIGITS if any_int else 20):
+            raise JsonInvalid(f"{text[:20]} is too large a number")
+        number = int(text)
+        if not any_int and abs(number) >= _LARGEST_INT:
+            raise JsonInvalid(f"{text[:20]} is too large a number")
+        return number
+
+    return json.JSONDecoder(
+        object_pairs_hook=_unique,
+        parse_constant=constant,
+        parse_float=_finite,
+        parse_int=whole,
+    )
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

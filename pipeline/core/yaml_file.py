@@ -88,8 +88,9 @@ def _hint(path: Path, model: type[BaseModel]) -> str:
 
 
 # One command reads the same spec and lock for its plan, its gates and its evidence: the same bytes
-# are parsed once. Keyed by content, so an edited file is never answered from here.
-@lru_cache(maxsize=64)
+# are parsed once, and a checkout has some 240. Keyed by content, so an edited file is never
+# answered from here.
+@lru_cache(maxsize=256)
 def _parsed(data: bytes, model: type[BaseModel]) -> BaseModel:
     text = data.decode("utf-8")
     # no aliases, which can unfold without end, and no depth that overflows the C parser

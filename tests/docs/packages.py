@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -42,6 +42,7 @@ def parts() -> Arrows:
     return {part: frozenset(others) for part, others in graph.items()}
 
 
+@cache
 def modules() -> Arrows:
     """Of each module, the other modules of ours that it imports."""
     paths = {_dotted(path): path for path in sorted(PACKAGE.rglob("*.py"))}
@@ -112,12 +113,28 @@ def _dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def statements(path: Path) -> Iterator[ast.stmt]:
+    """All statements of a file, also inside others; what they are made of is left out."""
+    todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.stmt):
+            yield node
+        # branches of `try` and `match` hold statements and are none
+        todo += [
+            inner
+            for name in ("body", "orelse", "finalbody", "handlers", "cases")
+            if isinstance(held := getattr(node, name, None), list)
+            for inner in held
+        ]
+
+
 @cache
 def _imports(path: Path) -> list[tuple[str, list[str]]]:
     """(module, names) of each import of ours, relative ones made absolute."""
     imports: list[tuple[str, list[str]]] = []
     package = path.relative_to(ROOT).parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             imports += [(alias.name, []) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from pipeline.weights.model import FilePin, WeightsSpec, sealed_weights_lock
@@ -20,11 +21,13 @@ SMALL = {
 }
 
 
+@lru_cache(maxsize=64)
 def random_bytes(n_bytes: int, seed: int = 0) -> bytes:
     """The same bytes every time."""
     return random.Random(seed).randbytes(n_bytes)
 
 
+@lru_cache(maxsize=64)
 def pin_of(path: str, data: bytes, *, large: bool) -> FilePin:
     """A file's pin, as the Hub would have it."""
     if large:

@@ -31,6 +31,8 @@ _OTHERS = (" the", " of", " and", " river", " zwei")
 # Turns of the event loop without a new request, after which all that were sent are there.
 _QUIET_TURNS = 15
 _PART_BYTES = 4096  # of a stream, written at once
+# made once: `json.dumps` makes one for each of a stream's many events
+_ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False)
 _BLOCK = 64  # characters of a prompt that are kept together
 
 
@@ -530,7 +532,7 @@ def _chunks(asked: Asked, reply: Reply, place: int = 0) -> list[Any]:
 def _event(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
-    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
+    return b"data: " + _ENCODER.encode(value).encode() + b"\n\n"
 
 
 def _named_event(value: Any) -> bytes:

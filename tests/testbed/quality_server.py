@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -26,6 +27,7 @@ TEMPLATE = (
     "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
     "{% endif %}"
 )  # fmt: skip
+_TEMPLATE = ChatTemplate(TEMPLATE, {"bos_token": "<s>"})
 CONFIG = {"chat_template": TEMPLATE, "bos_token": "<s>"}
 _TOKEN = re.compile(r"<[^<>\s]{1,40}>|\s?\w{1,6}|.", re.S)
 _WORDS = (" the", " of", " ship", " harbour", " day", "<|end|>", '"', " and")
@@ -34,6 +36,13 @@ _WORDS = (" the", " of", " ship", " harbour", " day", "<|end|>", '"', " and")
 def tokenize(text: str) -> list[str]:
     """Marks, and parts of words."""
     return _TOKEN.findall(text)
+
+
+@lru_cache(maxsize=8192)
+def _token_count(asked: str) -> int:
+    """How many tokens a request has, given as JSON: all servers are asked the same."""
+    messages, tools, options = json.loads(asked)
+    return len(tokenize(_TEMPLATE.render(messages, tools, options=options)))
 
 
 def same(value: Any, *_: Any) -> Any:
@@ -75,7 +84,6 @@ class QualityServer:
     def __init__(self, fault: QualityFault | None = None) -> None:
         self.fault = fault or QualityFault()
         self.requests = self.calls = 0
-        self._template = ChatTemplate(TEMPLATE, {"bos_token": "<s>"})
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request, one connection."""
@@ -130,12 +138,8 @@ class QualityServer:
 
     def _chat(self, body: dict[str, Any]) -> dict[str, Any]:
         asked = self.fault.body(body)
-        text = self._template.render(
-            asked["messages"],
-            asked.get("tools"),
-            options=asked.get("chat_template_kwargs"),
-        )
-        count = self.fault.count(len(tokenize(text)), body)
+        prompted = asked["messages"], asked.get("tools"), asked.get("chat_template_kwargs")
+        count = self.fault.count(_token_count(json.dumps(prompted)), body)
         message: dict[str, Any] = {"role": "assistant", "content": "Hello"}
         finish = "length"
         prompt = str(body["messages"][-1].get("content"))

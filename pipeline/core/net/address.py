@@ -56,7 +56,7 @@ def split_address(url: str) -> SplitResult:
         has_host = bool(parts.hostname) and parts.port != 0
     except ValueError as error:
         raise BadAddress(f"{shown_address(url)!r} is not a valid address") from error
-    is_clean = all(c.isprintable() for c in url) and len(url) <= _LONGEST
+    is_clean = url.isprintable() and len(url) <= _LONGEST
     if parts.scheme not in ("http", "https") or not has_host or not is_clean:
         raise BadAddress(f"{shown_address(url)!r} is not a valid address")
     return parts

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import accumulate
 from random import Random
 from typing import Literal, NamedTuple, TypeAlias
@@ -99,6 +100,7 @@ def _padded(data: bytes) -> bytes:
     return data + bytes(-len(data) % _ALIGNMENT)
 
 
+@cache
 def tiny_gguf() -> bytes:
     """The model; the same bytes every time and everywhere."""
     tokens, merges = _vocabulary()

@@ -29,7 +29,7 @@ from pipeline.serving.quality.schema import schema_fault
 from pipeline.serving.quality.session import QualitySession
 from pipeline.serving.quality.token_counts import judge_tokens
 from pipeline.serving.quality.tool_calls import judge_schema
-from pipeline.serving.quality.tool_cases import read_tool_cases, tool_cases
+from pipeline.serving.quality.tool_cases import ToolCase, read_tool_cases, tool_cases
 from pipeline.serving.smoke.client import ChatClient, NotOffered, Unsound
 from tests.testbed.model_server import listening
 from tests.testbed.quality_faults import FAULTS, SOUND
@@ -45,6 +45,12 @@ def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(estimate, "_DRAWS", 200)
 
 
+@cache
+def planned_cases() -> list[ToolCase]:
+    """The same for every server."""
+    return tool_cases(PLAN.cases, PLAN.seed)
+
+
 async def _with(server: QualityServer, part: str) -> QualityPart | AgreementReference:
     async with listening(server) as url:  # type: ignore[arg-type] # it has the same `handle`
         session = QualitySession(ChatClient(Address.read(url), PLAN.limits), PLAN)
@@ -52,7 +58,7 @@ async def _with(server: QualityServer, part: str) -> QualityPart | AgreementRefe
         if part == "tokens":
             return await judge_tokens(session, TEXT, conversations())
         if part == "schema":
-            return await judge_schema(session, tool_cases(PLAN.cases, PLAN.seed))
+            return await judge_schema(session, planned_cases())
         if part == "record":
             chosen = probes(TEXT, PLAN.texts, PLAN.places, PLAN.seed)
             return await record_agreement(session, url, chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -29,7 +29,7 @@ from tests.makers import built_image
 from tests.testbed.oci_door import Reply, Request, drop, oci_door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
 from tests.unit.registry.support import NAME, described, manifest_json, put
-from tests.unit.verify.test_registry_evidence import AMD64, Site
+from tests.unit.verify.test_registry_evidence import AMD64, SharedSite, Site, shared_site
 from tests.unit.verify.world import NOW, World, trust_in, trusted
 
 FIRST, SECOND, THIRD = (NOW - timedelta(hours=h) for h in (3, 2, 1))
@@ -40,14 +40,21 @@ def tiny() -> TinyRegistry:
     return TinyRegistry(has_referrers=False)
 
 
-@pytest.fixture
-def site(world: World, tiny: TinyRegistry, tmp_path: Path) -> Iterator[Site]:
+@pytest.fixture(scope="module")
+def shared(world: World, new_folder: Callable[[str], Path]) -> Iterator[SharedSite]:
     """The world's image under v1 first, then another one."""
-    with oci_door(tiny) as door:
-        made = Site(world, tiny, door, tmp_path)
-        publish_first(made, FIRST)
-        publish_other(made, SECOND)
+
+    def publish(site: Site) -> None:
+        publish_first(site, FIRST)
+        publish_other(site, SECOND)
+
+    with shared_site(world, new_folder("site"), publish) as made:
         yield made
+
+
+@pytest.fixture
+def site(shared: SharedSite, tiny: TinyRegistry, tmp_path: Path) -> Site:
+    return shared.copy(tiny, tmp_path)
 
 
 @pytest.fixture

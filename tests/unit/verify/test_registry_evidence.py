@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -141,17 +143,54 @@ class Site:
         put(self.tiny, index, tag)
 
 
+@dataclass
+class SharedSite:
+    """Something is published once, under one address; each test gets a copy of all it left."""
+
+    first: Site
+    publish: Callable[[Site], object]
+    is_published: bool = False
+
+    def copy(self, tiny: TinyRegistry, folder: Path) -> Site:
+        if not self.is_published:
+            # not before the first test: a fixture of the module knows no closed door
+            self.publish(self.first)
+            self.is_published = True
+        door, kept = self.first.door, self.first.tiny
+        door.wait_until_idle()
+        tiny.blobs |= kept.blobs
+        tiny.manifests |= kept.manifests
+        tiny.tags |= kept.tags
+        shutil.copytree(self.first.folder, folder, dirs_exist_ok=True)
+        door.backend = tiny
+        door.asked.clear()
+        door.faults.clear()
+        return replace(self.first, tiny=tiny, folder=folder)
+
+
+@contextmanager
+def shared_site(
+    world: World, folder: Path, publish: Callable[[Site], object]
+) -> Iterator[SharedSite]:
+    tiny = TinyRegistry(has_referrers=False)
+    with oci_door(tiny) as door:
+        yield SharedSite(Site(world, tiny, door, folder), publish)
+
+
 @pytest.fixture
 def tiny() -> TinyRegistry:
     return TinyRegistry(has_referrers=False)
 
 
-@pytest.fixture
-def site(world: World, tiny: TinyRegistry, tmp_path: Path) -> Iterator[Site]:
-    with oci_door(tiny) as door:
-        made = Site(world, tiny, door, tmp_path)
-        made.publish()
+@pytest.fixture(scope="module")
+def shared(world: World, new_folder: Callable[[str], Path]) -> Iterator[SharedSite]:
+    with shared_site(world, new_folder("site"), Site.publish) as made:
         yield made
+
+
+@pytest.fixture
+def site(shared: SharedSite, tiny: TinyRegistry, tmp_path: Path) -> Site:
+    return shared.copy(tiny, tmp_path)
 
 
 def test_what_was_published_is_valid_by_tag_and_by_digest(site: Site) -> None:

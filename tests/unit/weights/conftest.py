@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ RANGE_BYTES = 1 << 16
 BIG, SMALL = "model-00001-of-00001.safetensors", "config.json"
 
 
+@cache
 def big_bytes(size: int = 10 * RANGE_BYTES + 12_345, seed: int = 1) -> bytes:
     return random.Random(seed).randbytes(size)
 

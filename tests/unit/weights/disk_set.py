@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,7 @@ from tests.testbed.locked_set import link_target
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
+@lru_cache(maxsize=64)
 def random_bytes(seed: int, size: int) -> bytes:
     return random.Random(seed).randbytes(size)
 
@@ -41,6 +43,7 @@ def small_files() -> dict[str, bytes]:
     }
 
 
+@lru_cache(maxsize=64)
 def pin_of(path: str, data: bytes) -> FilePin:
     """As the Hub does it: SHA-256 for large files, git's hash for small ones."""
     if path.endswith((".safetensors", ".gguf")):

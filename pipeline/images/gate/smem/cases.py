@@ -17,6 +17,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, GetJsonSchemaHandler, StringConstraints, model_validator
@@ -24,8 +26,9 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from pipeline.core.errors import GateInvalid, SpecInvalid
+from pipeline.core.files import read_limited
 from pipeline.core.model import Frozen, Name
-from pipeline.core.yaml_file import read_yaml
+from pipeline.core.yaml_file import MAX_FILE_BYTES, parse_yaml
 from pipeline.images.gate.files import EngineSetup, gate_files, read_setup
 from pipeline.images.spec.checkout import Checkout
 
@@ -322,10 +325,13 @@ class Gates(Frozen):
     gates: dict[Name, GateFile]
 
     def cases(self, only: str | None = None) -> list[KernelCase]:
+        return [case for case in self._expanded if only is None or case.gate == only]
+
+    @cached_property
+    def _expanded(self) -> list[KernelCase]:
         return [
             case
             for name, gate in sorted(self.gates.items())
-            if only is None or name == only
             for spec in gate.whole_cases()
             for case in expanded(name, spec)
         ]
@@ -335,26 +341,40 @@ def read_gates(checkout: Checkout, image: str) -> Gates:
     """Reads every gate of an image; an image without any is an error."""
     try:
         setup = read_setup(checkout, image)
-        gates: dict[str, GateFile] = {}
         # shared files come before the image's own, which add to them
-        for path in gate_files(checkout, image, "smem").values():
-            if path.name == "engine.yaml":
-                continue
-            file = read_yaml(path, GateFile)
-            if file.engine != setup.package:
-                raise GateInvalid(f"{path}: engine: is not {setup.package}")
-            if shared := gates.get(path.stem):
-                specs = {case.name: case for case in shared.cases}
-                for spec in file.cases:
-                    known = specs.get(spec.name)
-                    specs[spec.name] = filled(spec, known) if known else spec
-                accepted = [*shared.accepted, *file.accepted]
-                update = {"cases": list(specs.values()), "accepted": accepted}
-                file = shared.model_copy(update=update)
-            gates[path.stem] = file
+        files = tuple(
+            (path, read_limited(path, MAX_FILE_BYTES, SpecInvalid))
+            for path in gate_files(checkout, image, "smem").values()
+            if path.name != "engine.yaml"
+        )
     except SpecInvalid as error:
         raise GateInvalid(str(error), error.hint) from error
-    folder, read = checkout.folder(image) / "gates", Gates(setup=setup, gates=gates)
+    return _gates_in(checkout.folder(image) / "gates", setup.model_dump_json(), files)
+
+
+# A command asks for the same image's gates several times, and looks through those of all images.
+# Keyed by content, so an edited file is never answered from here.
+@lru_cache(maxsize=64)
+def _gates_in(folder: Path, setup_json: str, files: tuple[tuple[Path, bytes], ...]) -> Gates:
+    setup = EngineSetup.model_validate_json(setup_json)
+    gates: dict[str, GateFile] = {}
+    for path, data in files:
+        try:
+            file = parse_yaml(data, GateFile, path)
+        except SpecInvalid as error:
+            raise GateInvalid(str(error), error.hint) from error
+        if file.engine != setup.package:
+            raise GateInvalid(f"{path}: engine: is not {setup.package}")
+        if shared := gates.get(path.stem):
+            specs = {case.name: case for case in shared.cases}
+            for spec in file.cases:
+                known = specs.get(spec.name)
+                specs[spec.name] = filled(spec, known) if known else spec
+            accepted = [*shared.accepted, *file.accepted]
+            update = {"cases": list(specs.values()), "accepted": accepted}
+            file = shared.model_copy(update=update)
+        gates[path.stem] = file
+    read = Gates(setup=setup, gates=gates)
     for name, gate in gates.items():
         try:
             if not gate.whole_cases():
