@@ -46,7 +46,15 @@ from pipeline.serving.bench.results.recompute import require_as_measured
 from pipeline.serving.bench.runner import Bench, measure_in_turns
 from pipeline.serving.bench.server import MeasuredServer
 from pipeline.serving.bench.starts import Started, Starter, measure_starts
-from pipeline.serving.bench.workload import Fixed, Load, Workload, prompt_file, read_workload
+from pipeline.serving.bench.trace import replayed_sessions
+from pipeline.serving.bench.workload import (
+    Fixed,
+    Load,
+    TracePrompts,
+    Workload,
+    prompt_file,
+    read_workload,
+)
 from pipeline.serving.recipe.model import Recipe, merged_flags
 from pipeline.serving.serve.attempts import Begun, ServeOptions
 from pipeline.serving.serve.engine_log import start_phases
@@ -203,9 +211,18 @@ def chosen_workloads(
     named: Sequence[str] = request.names or [_DEFAULT]
     if recipe and not request.names:
         named = recipe.bench or [_TINY if recipe.model.tiny else _DEFAULT]
-    return recipe, {
-        name: changed_workload(read_workload(name), **request.changes) for name in named
-    }
+    workloads = {name: changed_workload(read_workload(name), **request.changes) for name in named}
+    for name, workload in workloads.items():
+        _require_trace(name, workload)
+    return recipe, workloads
+
+
+def _require_trace(name: str, workload: Workload) -> None:
+    """A trace that cannot be replayed is refused before a server is asked or started."""
+    path = prompt_file(name, workload)
+    if path and isinstance(workload.prompts, TracePrompts):
+        most = max((load.requests for load in workload.loads), default=0)
+        replayed_sessions(path, workload.prompts, most)
 
 
 @contextmanager
@@ -323,10 +340,14 @@ def changed_workload(
         each = -(-(repeats or workload.repeats) // starts)
         values |= {"engine_starts": starts, "repeats": each * starts}
         if workload.starts or (repeats and repeats % starts):
-            why = "it measures starts already" if workload.starts else f"{repeats} repeats"
+            if workload.starts:
+                raise errors.WorkloadInvalid(
+                    f"{workload.name}: starts the engine itself, so --starts does not apply",
+                    "Leave --starts out: --repeats says how often it is started.",
+                )
             raise errors.WorkloadInvalid(
-                f"{workload.name}: --starts {starts} shares its repeats: {why}",
-                "Name as many --repeats for each start, or leave them out.",
+                f"{workload.name}: {repeats} repeats cannot be shared by {starts} starts",
+                f"Make --repeats a multiple of --starts, such as {each * starts}, or leave it out.",
             )
     values |= {"looping": "mark"} if allow_loops else {}
     if not values:
@@ -400,6 +421,7 @@ def measure_two(
     """Measure two servers in turns, one trial each; returns the folders of both runs, stated."""
     signing = Signing()
     workload = read_workload(workload_name).model_copy(update={"repeats": repeats})
+    _require_trace(workload_name, workload)
     first, second = (
         Bench(
             server=MeasuredServer(Address.read(url), url, api_headers()),

@@ -452,6 +452,7 @@ def bump_images(
     names = [*dict.fromkeys(request.names)]
     if request.everything:
         names = [name for name in checkout.images() if engine_of_image(checkout, name)]
+    engines = {engine for name in names if (engine := engine_of_image(checkout, name))}
     asked: dict[str, list[str]] = {}
     for each in request.to:
         try:
@@ -462,6 +463,12 @@ def bump_images(
                 f"--to {each}: is neither a version nor a requirement", hint
             ) from error
         engine = str(canonicalize_name(wanted.name)) if wanted else ""
+        if engine and engines and engine not in engines:
+            named = " or ".join(sorted(engines))
+            raise SpecInvalid(
+                f"--to {each}: is neither a version nor a requirement of {named}",
+                f"Write a version such as 0.32.0, or a range such as '{min(engines)}>=0.30'.",
+            )
         # `==0.30` as a range would also match 0.30.0.post1
         text = str(wanted.specifier).removeprefix("==") if wanted else each
         asked.setdefault(engine, []).append(text)

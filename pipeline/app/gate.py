@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -483,7 +484,17 @@ def find_cases(
         if reasons := [reason for pattern, reason in known if fnmatchcase(name, pattern)]:
             hint = "`not_judged` in the image's gates/engine.yaml says so."
             return cases, errors.CaseNotFound(f"{message}. {reasons[0]}", hint)
-    return cases, errors.CaseNotFound(message)
+    judged = tracebacks.known_names(gates)
+    near = [close for name in kernels if name in missing for close in _near(name, judged)]
+    hint = f"{errors.did_you_mean(near[:3])}{errors.CaseNotFound.hint}" if near else ""
+    return cases, errors.CaseNotFound(message, hint)
+
+
+def _near(name: str, names: set[str]) -> list[str]:
+    """Names that hold it, the shortest first; else those that are written alike."""
+    part = name.strip("*")
+    holding = sorted((each for each in names if part in each), key=lambda n: (len(n), n))
+    return holding or get_close_matches(part, sorted(names), n=2, cutoff=0.8)
 
 
 Results = dict[Built, ImageRun]

@@ -61,6 +61,9 @@ def paste_report(workspace: Workspace, request: ReportRequest) -> Pasted:
     named += [attempt.begun.recipe for attempt in attempts[-1:]]
     name = next(filter(None, named), None)
     tried = [attempt for attempt in attempts if attempt.begun.recipe == name]
+    if name and name == request.recipe and not tried and name not in named[1:]:
+        # a name that nothing was done under is a slip, unless there is such a recipe
+        recipes_of(workspace, request.folders).read(name)
     # this machine, unless the server ran on another one
     is_here = not data.runs and not (tried and tried[-1].begun.host)
     facts = read_recorded_facts(request.host_path) if request.host_path else None

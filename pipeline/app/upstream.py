@@ -148,6 +148,9 @@ def read_upstream(place: str) -> UpstreamFile:
             raise RecipeInvalid(f"{repo}: has no file {path} at {commit[:12]}", hint)
         link = f"{_project(repo)}/blob/{commit}/{path}"
         return UpstreamFile(PurePosixPath(path), data, commit, link)
+    if re.match(r"\w+://", place):
+        hint = "Clone the project, then name the file as REPO@COMMIT:PATH, or save the file."
+        raise RecipeInvalid(f"{place}: is an address, and this command downloads nothing", hint)
     data = read_limited(Path(place), MOST_UPSTREAM_BYTES, RecipeInvalid)
     return UpstreamFile(PurePosixPath(place), data)
 
@@ -166,8 +169,13 @@ def import_recipe(workspace: Workspace, request: ImportRequest) -> Imported:
     if command.refused:
         hint = "Nothing was written. --list shows what else the file has; or write it by hand."
         raise RecipeInvalid(f"{file.path}: {command.label}: {command.refused}", hint)
+    if unknown := sorted({*request.drops} - {*by_flag(command.words)}):
+        have = " ".join(by_flag(command.words)) or "no flags"
+        message = f"{file.path}: {command.label}: --drop {unknown[0]}: the command does not have it"
+        raise RecipeInvalid(message, f"Nothing was written. It has {have}.")
     checkout = workspace.checkout()
     image = request.image or command.engine
+    checkout.spec(image)  # an error that lists the images, where there is none of this name
     known = find_parser_flags(flags_folder(checkout), command.engine, image)
     values, extra, problems = _fields(command, known, request)
     cards = request.cards or values.get("tensor_parallel_size", 1)
@@ -216,13 +224,15 @@ def import_recipe(workspace: Workspace, request: ImportRequest) -> Imported:
             f" `sm120 recipe flags {image}` shows what {known.title} accepts.",
         )
     here = by_flag(launch.arguments[1:] if command.engine == "vllm" else launch.arguments)
-    for own in ("--model-path", *_OURS):
-        here.pop(own, None)
     # by the flag's first name: a document may say --tp, or write underscores
     asked, got = (
         {_first_name(flag, known): " ".join(values) for flag, values in each.items()}
         for each in (by_flag(command.words), here)
     )
+    for own in ("--model-path", *_OURS):
+        # in a container the recipe listens on all addresses, and is published to one
+        if own == "--host" or own not in asked:
+            got.pop(own, None)
     return Imported({k: v for k, v in body.items() if v}, setting_differences(asked, got))
 
 

@@ -424,6 +424,8 @@ def bench_record_command(engine_log: Path, out: Path, block_tokens: int, as_json
         return say_json(made._asdict())
     counts = f"{log.count(made.requests, 'request')} in {log.count(made.sessions, 'session')}"
     click.echo(f"{out}: {counts}, blocks of {made.block_tokens} tokens")
+    prompts = f"{{kind: trace, path: {out.name}, block_tokens: {made.block_tokens}}}"
+    log.say(f"Next: write a workload beside it with `prompts: {prompts}`; docs/bench.md.")
     if made.unfinished:
         click.echo(f"left out, as the log has no answer: {log.count(made.unfinished, 'request')}")
 

@@ -270,7 +270,7 @@ def gate_find_command(
     KERNEL is the name of a kernel, or of the function that launches it; `*mla*` matches several.
     Nothing is compiled or downloaded.
     """
-    if not kernels and traceback is None:
+    if not all(kernels) or not (kernels or traceback):
         raise click.UsageError("name a kernel, or a log with --traceback FILE")
     cases, not_found = app.gate.find_cases(workspace, kernels, traceback, image)
     if as_json:

@@ -18,7 +18,7 @@ from pipeline.app.upstream import (
 )
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import EXISTING_FOLDER, flag_option, query
+from pipeline.cli.options import flag_option, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.core.errors import RecipeInvalid
@@ -42,7 +42,8 @@ def recipe_diff_command(
     found = compare_recipes(recipes.read(one), recipes.read(other))
     if as_json:
         return say_json([each._asdict() for each in found])
-    click.echo(log.table(("setting", one, other), found))
+    if found:
+        click.echo(log.table(("setting", one, other), found))
     log.say(f"{one} and {other}: {log.count(len(found), 'difference')}")
 
 
@@ -82,7 +83,7 @@ def recipe_diff_command(
 @click.option(
     "--output",
     "folder",
-    type=EXISTING_FOLDER,
+    type=click.Path(file_okay=False, path_type=Path),
     help="Folder to write NAME.yaml to, instead of standard output.",
 )
 def recipe_import_command(
@@ -124,7 +125,8 @@ def recipe_import_command(
     if not target:
         click.echo(text, nl=False)
     for what, before, after in done.differences:
-        log.say(f"differs: {what}: the document has {before}, the recipe {after}")
+        there, here = ("nothing" if each is None else each or "it" for each in (before, after))
+        log.say(f"differs: {what}: the document has {there}, the recipe {here}")
 
 
 @query

@@ -278,17 +278,25 @@ def find_by_name(gates: Mapping[str, Gates], pattern: str) -> list[FoundCase]:
     """Finds cases that judge a kernel, or call a function, of a name such as `*mla*`."""
     found = []
     for image, gate, case in _cases(gates):
-        names = {*case.kernels, *(function.partition(":")[2] for function in case.function)}
-        if matched := sorted(name for name in names if fnmatchcase(name, pattern)):
+        if matched := sorted(name for name in _names(case) if fnmatchcase(name, pattern)):
             found.append(_found(image, gate, case, matched))
     return found
+
+
+def known_names(gates: Mapping[str, Gates]) -> set[str]:
+    """All names by which `find_by_name` finds a case."""
+    return {name for _, _, case in _cases(gates) for name in _names(case)}
+
+
+def _names(case: CaseSpec) -> set[str]:
+    return {*case.kernels, *(function.partition(":")[2] for function in case.function)}
 
 
 def find_by_traceback(gates: Mapping[str, Gates], traceback: Traceback) -> list[FoundCase]:
     """Finds cases that call a function of the traceback or judge a kernel it launches.
 
     Many kernels are called `_fwd_kernel`: a case that has function and kernel in common with the
-    traceback comes before one that has only either.
+    traceback comes before one that has only either. Images of the engine that crashed come first.
     """
     called = traceback.called(f for _, _, case in _cases(gates) for f in case.function)
     ranked = []
@@ -298,7 +306,9 @@ def find_by_traceback(gates: Mapping[str, Gates], traceback: Traceback) -> list[
         if matched:
             ranked.append((len(matched), _found(image, gate, case, matched)))
     most = max((number for number, _ in ranked), default=0)
-    return [found for number, found in ranked if number == most]
+    parts = {part for frame in traceback.frames for part in frame.path.split("/")}
+    best = [found for number, found in ranked if number == most]
+    return sorted(best, key=lambda found: gates[found.image].setup.package not in parts)
 
 
 def _cases(gates: Mapping[str, Gates]) -> Iterator[tuple[str, str, CaseSpec]]:

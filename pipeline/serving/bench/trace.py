@@ -102,6 +102,9 @@ class TraceRequest(NamedTuple):
 
 def read_trace(path: Path, prompts: TracePrompts) -> list[list[TraceRequest]]:
     """The sessions of a trace in the order of their first requests; what cannot be is refused."""
+    if not path.is_file():
+        hint = "`path` of the workload's `prompts` begins at the folder of the workload's file."
+        raise WorkloadInvalid(f"{path}: is not there", hint)
     if prompts.digest and (got := sha256_of_file(path)) != prompts.digest:
         raise WorkloadInvalid(f"{path}: is {got}, the workload names {prompts.digest}")
     found: dict[str, list[TraceRequest]] = {}
@@ -115,7 +118,8 @@ def read_trace(path: Path, prompts: TracePrompts) -> list[list[TraceRequest]]:
         fitting = {request.input // size, -(-request.input // size)}
         if len(request.blocks) not in fitting:
             have = f"{log.count(len(request.blocks), 'hash', 'hashes')} for {request.input} tokens"
-            raise ValueError(f"{have}, of which {size} are a block")
+            where = "`block_tokens` of the workload, `block_size` of a Weka session"
+            raise ValueError(f"{have}, of which {size} are a block ({where})")
         for last, block in pairwise(("", *request.blocks)):
             known, line = before.setdefault(block, (last, request.line))
             if known != last:
@@ -181,21 +185,31 @@ def read_trace(path: Path, prompts: TracePrompts) -> list[list[TraceRequest]]:
     return sessions
 
 
-def trace_sessions(job: WorkerJob) -> Iterator[Session]:
-    """The share of one worker of a replayed trace."""
-    prompts = job.workload.prompts
-    assert isinstance(prompts, TracePrompts)
-    every = read_trace(Path(job.prompt_file or prompts.path), prompts)
+def replayed_sessions(
+    path: Path, prompts: TracePrompts, least: int = 0
+) -> list[list[TraceRequest]]:
+    """The sessions of a trace as the workload takes them; refused where they are too few."""
+    every = read_trace(path, prompts)
     if most := prompts.most_input:
         # what does not fit into a context ends its session, as it would end the agent's
         kept = (
             [r for n, r in enumerate(s) if all(x.input <= most for x in s[: n + 1])] for s in every
         )
         every = [session for session in kept if session]
-    if len(every) < job.requests and job.phase == "trial":
+    if len(every) < least:
         raise WorkloadInvalid(
-            f"{prompts.path}: has {log.count(len(every), 'session')}, {job.requests} are asked for"
+            f"{prompts.path}: has {log.count(len(every), 'session')}, {least} are asked for",
+            "`requests` of the workload's `loads`, or --requests, says how many.",
         )
+    return every
+
+
+def trace_sessions(job: WorkerJob) -> Iterator[Session]:
+    """The share of one worker of a replayed trace."""
+    prompts = job.workload.prompts
+    assert isinstance(prompts, TracePrompts)
+    least = job.requests if job.phase == "trial" else 0
+    every = replayed_sessions(Path(job.prompt_file or prompts.path), prompts, least)
     chosen = every[: job.requests]
     # what a cache without limits would hold: blocks of requests that began before
     known: set[str] = set()

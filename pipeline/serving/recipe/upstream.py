@@ -32,7 +32,10 @@ _PROGRAMS: Mapping[tuple[str, ...], UpstreamEngine] = {
     ("sglang", "serve"): "sglang",
     ("-m", "sglang.launch_server"): "sglang",
 }
-_MENTION = re.compile(r"\bvllm serve\b|\bsglang serve\b|vllm\.entrypoints\.openai|sglang\.launch_s")
+_MENTION = re.compile(
+    r"\bvllm serve\b|\bsglang serve\b|vllm\.entrypoints\.openai|sglang\.launch_s"
+    r"|\b(?:docker|podman) run\b[^#]*\b(?:vllm/vllm-openai|lmsysorg/sglang)\b"
+)
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*(\S*).*\n((?:.*\n)*?)[ \t]*\1[ \t]*$", re.MULTILINE)
 _SHELL = ("bash", "sh", "shell", "console", "zsh", "")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")

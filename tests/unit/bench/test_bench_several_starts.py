@@ -119,10 +119,19 @@ def test_repeats_are_shared_by_the_starts(repeats: int | None, starts: int, tota
     assert (found.repeats, found.engine_starts) == (total, starts)
 
 
-@pytest.mark.parametrize(("name", "repeats"), [("quick", 4), ("start", None)])
-def test_repeats_that_cannot_be_shared_are_refused(name: str, repeats: int | None) -> None:
-    with pytest.raises(WorkloadInvalid, match="shares its repeats"):
+@pytest.mark.parametrize(
+    ("name", "repeats", "message", "hint"),
+    [
+        ("quick", 4, "4 repeats cannot be shared by 3 starts", "multiple of --starts, such as 6"),
+        ("start", None, "starts the engine itself", "Leave --starts out"),
+    ],
+)
+def test_repeats_that_cannot_be_shared_are_refused(
+    name: str, repeats: int | None, message: str, hint: str
+) -> None:
+    with pytest.raises(WorkloadInvalid, match=message) as refused:
         changed_workload(read_workload(name), repeats=repeats, starts=3)
+    assert hint in refused.value.hint
 
 
 def test_a_file_that_shares_badly_is_refused() -> None:

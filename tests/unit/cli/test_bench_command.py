@@ -179,3 +179,36 @@ def test_repeats_leave_the_workloads_own_words() -> None:
 def test_more_streams_than_requests_are_shown_as_what_they_are() -> None:
     (cell,) = cells_of(changed_workload(read_workload("quick"), concurrency=[32], requests=16))
     assert cell.name == "c16"
+
+
+@pytest.mark.parametrize(
+    ("trace", "message"),
+    [
+        (None, "trace.jsonl: is not there"),
+        ("{}", "trace.jsonl, line 1: "),
+        (
+            '{"timestamp": 0, "input_length": 64, "output_length": 5, "hash_ids": [0, 1]}',
+            "a block (",
+        ),
+        (
+            '{"timestamp": 0, "input_length": 64, "output_length": 5, "hash_ids": [0]}',
+            "trace.jsonl: has 1 session, 2 are asked for",
+        ),
+    ],
+)
+def test_a_trace_that_cannot_be_replayed_is_refused_before_anything_is_asked_or_written(
+    sm120: Command, tmp_path: Path, trace: str | None, message: str
+) -> None:
+    workload = tmp_path / "replay.yaml"
+    workload.write_text(
+        "name: replay\nsummary: Two sessions of one turn each\n"
+        "prompts: {kind: trace, path: trace.jsonl, block_tokens: 64}\n"
+        "loads: [{concurrency: 1, requests: 2}]\n"
+    )
+    if trace:
+        (tmp_path / "trace.jsonl").write_text(f"{trace}\n")
+    out = tmp_path / "out"
+    ended = sm120("bench", "http://127.0.0.1:9", "--workload", workload, "--output", out)
+    assert (ended.error, ended.code) == ("WorkloadInvalid", 10)
+    assert message in ended.err
+    assert not out.exists()

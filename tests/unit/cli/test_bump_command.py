@@ -265,3 +265,14 @@ def test_slurm_gets_the_cases_of_the_candidate(
     monkeypatch.setattr(bumps, "run_gates", run_gates)
     sm120("bump", "tiny", "--to", "1.1", "--on", "slurm:gpu")
     assert asked == [("tiny-at-1.1", "gpu")]
+
+
+@pytest.mark.parametrize("asked", ["garbage", "other>=1"])
+def test_a_version_of_another_engine_is_refused_and_not_passed_over(
+    sm120: Command, asked: str
+) -> None:
+    for more in ((), ("--offline",)):
+        ended = sm120("bump", "tiny", "--to", asked, *more)
+        assert (ended.code, ended.error) == (10, "SpecInvalid")
+        assert f"--to {asked}: is neither a version nor a requirement of thing" in ended.err
+        assert "'thing>=0.30'" in ended.err

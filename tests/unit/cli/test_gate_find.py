@@ -74,3 +74,33 @@ def test_neither_a_name_nor_a_log_is_refused(sm120: Command) -> None:
 def test_an_image_without_cases_or_of_no_spec_is_refused(sm120: Command) -> None:
     assert sm120(*FIND, "x", "--image", "llama-cpp-cpu").error == "GateInvalid"
     assert sm120(*FIND, "x", "--image", "nope").error == "UnknownImage"
+
+
+def test_a_part_of_a_name_or_a_misspelled_one_leads_to_the_whole_name(sm120: Command) -> None:
+    whole = "_tiled_sparse_decode_kernel"
+    for typed in ("tiled_sparse", whole.replace("tiled", "tlied")):
+        ended = sm120(*FIND, typed, "--image", "sglang")
+        assert (ended.error, ended.code) == ("CaseNotFound", 51)
+        assert f"Did you mean {whole}?" in ended.err
+        assert "--discover" in ended.err
+    assert "Did you mean" not in sm120(*FIND, "zzzzzzzz", "--image", "sglang").err
+
+
+def test_an_empty_name_is_refused(sm120: Command) -> None:
+    ended = sm120(*FIND, "")
+    assert (ended.code, "name a kernel" in ended.err) == (2, True)
+
+
+def test_the_engine_that_crashed_comes_before_others_that_share_the_kernel(
+    sm120: Command, tmp_path: Path
+) -> None:
+    log = tmp_path / "serve.log"
+    for engine, image in (("vllm", "vllm"), ("sglang", "sglang")):
+        log.write_text(
+            "Traceback (most recent call last):\n"
+            f'  File "/venv/site-packages/{engine}/moved/elsewhere.py", line 6, in some_function\n'
+            "    _fwd_grouped_kernel_stage1[grid](\n"
+        )
+        found = sm120(*FIND, "--traceback", log)
+        assert found.code == 0
+        assert f"Next: sm120 gate run {image} " in found.out

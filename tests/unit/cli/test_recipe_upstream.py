@@ -182,7 +182,7 @@ def test_a_variant_becomes_a_recipe_that_names_its_commit(
     assert flags["--max-model-len"] == ["8192"]
     assert launch.environment == {"VLLM_LOGGING_LEVEL": "INFO"}
     require_known_flags(find_checkout(ROOT), launch)
-    assert "--tensor-parallel-size: the document has None, the recipe 2" in ended.err
+    assert "--tensor-parallel-size: the document has nothing, the recipe 2" in ended.err
     # what is there is not overwritten
     again = _import(sm120, f"{repo}@HEAD:{PATH}", *picked)
     assert (again.error, "is there already" in again.err) == ("RecipeInvalid", True)
@@ -478,7 +478,7 @@ def test_two_recipes_are_compared_with_all_that_they_extend(sm120: Command) -> N
     assert found["hardware.card"] == ("rtx-pro-6000", "rtx-5090")
     assert "name" not in found
     same = sm120("--checkout", ROOT, "recipe", "diff", names[0], names[0])
-    assert "0 differences" in same.err
+    assert ("0 differences" in same.err, same.out) == (True, "")
     assert sm120("--checkout", ROOT, "recipe", "diff", names[0], "no").error == "UnknownRecipe"
 
 
@@ -574,3 +574,43 @@ def test_too_many_commands_are_refused() -> None:
 
     with pytest.raises(RecipeInvalid, match="more than 400 commands"):
         read_commands(_shell(SERVE) * 401, PurePath("p.md"))
+
+
+def test_an_address_is_not_taken_for_a_file(sm120: Command) -> None:
+    ended = _import(sm120, "https://github.com/o/r/blob/main/a.yaml", "--list")
+    assert ended.error == "RecipeInvalid"
+    assert "is an address, and this command downloads nothing" in ended.err
+    assert "REPO@COMMIT:PATH" in ended.err
+
+
+def test_a_port_that_the_recipe_keeps_is_no_difference(sm120: Command, tmp_path: Path) -> None:
+    for port, found in (("8000", []), ("9000", ["--port"])):
+        path = _file(tmp_path, _shell(f"vllm serve Org/Model --port {port}"), "page.md")
+        rows = _import(sm120, path, "--json").json["differences"]
+        assert [row["what"] for row in rows] == found
+    assert (rows[0]["before"], rows[0]["after"]) == ("9000", "8000")
+
+
+def test_a_flag_to_drop_that_the_command_lacks_and_an_unknown_image_are_refused(
+    sm120: Command, tmp_path: Path
+) -> None:
+    path = _file(tmp_path, _shell("vllm serve Org/Model --max-model-len 8192"), "page.md")
+    ended = _import(sm120, path, "--drop", "--max-model")
+    assert ended.error == "RecipeInvalid"
+    assert "--drop --max-model: the command does not have it" in ended.err
+    assert "It has --max-model-len." in ended.err
+    assert _import(sm120, path, "--image", "nope").error == "UnknownImage"
+
+
+def test_a_container_is_listed_and_refused(sm120: Command, tmp_path: Path) -> None:
+    for image in ("vllm/vllm-openai:latest", "lmsysorg/sglang:v0.5"):
+        run = f"docker run --gpus all \\\n  {image} --model Org/Model"
+        path = _file(tmp_path, _shell(run), "page.md")
+        listed = _import(sm120, path, "--list")
+        assert "refused: it starts docker, not an engine" in listed.out
+
+
+def test_the_folder_of_a_new_recipe_is_made(sm120: Command, tmp_path: Path) -> None:
+    path, folder = _file(tmp_path, _shell("vllm serve Org/Model"), "page.md"), tmp_path / "a" / "b"
+    assert _import(sm120, path, "--output", folder).code == 0
+    assert len([*folder.iterdir()]) == 1

@@ -317,3 +317,13 @@ def test_a_file_that_is_no_result_of_a_smoke_test_is_refused(
     ended = sm120("report", "--paste", "--smoke", tmp_path)
     assert (ended.code, ended.error) == (10, "RunInvalid")
     assert "is no result of `sm120 smoke`" in ended.err
+
+
+def test_a_misspelled_recipe_is_an_error_and_one_that_was_started_once_is_not(
+    sm120: Command, place: Place
+) -> None:
+    ended = sm120("report", "--paste", "--recipe", "mien", "--recipes", place.folder)
+    assert (ended.error, ended.code, ended.out) == ("UnknownRecipe", 41, "")
+    (place.folder / "mine.yaml").unlink()
+    kept = sm120("report", "--paste", "--recipe", "mine", "--recipes", place.folder)
+    assert (kept.code, "it cannot be read" in kept.out) == (0, True)
