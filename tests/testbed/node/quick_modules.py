@@ -8,7 +8,6 @@ the cores for it. Each task still is a process of its own that runs what Ansible
 from __future__ import annotations
 
 import _imp
-import _signal
 import _socket
 import marshal
 import os
@@ -65,7 +64,9 @@ def _start_server(zip_file: str) -> None:
 
 
 def _serve(zip_file: str) -> None:
-    _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
+    import signal
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     server.bind(f"{_SERVER}.{os.getpid()}")
     server.listen(16)
@@ -81,11 +82,12 @@ def _serve(zip_file: str) -> None:
 def _do(client: _socket.socket, zip_file: str) -> None:
     """One task, in the place of the process that was to do it; tells how it ended."""
     import atexit
+    import signal
     import traceback
     import types
 
     os.setsid()
-    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     data, rights, _flags, _address = client.recvmsg(1 << 16, _socket.CMSG_SPACE(12))
     files = memoryview(rights[0][2]).cast("i")
     for number, file in enumerate(files):
