@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,11 +21,22 @@ from tests.integration.published import PASSWORD, USER
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.dockerd import docker_daemon as start_daemon
 from tests.testbed.oci_door import Door, behind, oci_door
+from tests.testbed.playbook import packed_once
 from tests.testbed.registry import Registry, oci_registry, trusted_by_docker
 from tests.testbed.tiny_gguf import write_tiny_gguf
 from tests.testbed.trixie import trixie_program
 
 Part = TypeVar("Part")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _packed_once() -> Iterator[None]:
+    """Also the runs of Ansible that a command of ours starts share what they pack."""
+    with pytest.MonkeyPatch.context() as patch:
+        with suppress(PackageNotFoundError):  # without Ansible nothing is packed
+            for name, value in packed_once().items():
+                patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -66,10 +66,10 @@ useradd --create-home --shell /bin/bash --groups sudo {USER}
 # sudo asks for it at every step, and the usual hash is slow on purpose
 echo '{USER}:{PASSWORD}' | chpasswd --crypt-method SHA512
 chmod 755 /usr/sbin/node-init /usr/sbin/update-grub
-mv /usr/sbin/zip_code.py /usr/lib/python3/dist-packages/
-echo 'import zip_code' > /usr/lib/python3/dist-packages/zip_code.pth
+mv /usr/sbin/quick_modules.py /usr/lib/python3/dist-packages/
+echo 'import quick_modules' > /usr/lib/python3/dist-packages/quick_modules.pth
 # now: a test compares what check mode leaves on a fresh node
-python3 -m compileall -q /usr/lib/python3/dist-packages/zip_code.py
+python3 -m compileall -q /usr/lib/python3/dist-packages/quick_modules.py
 for tool in modprobe lsmod; do
     dpkg-divert --quiet --local --rename --divert /sbin/$tool.real --add /sbin/$tool
     printf '#!/bin/sh\\n# stand-in: this node has no kernel of its own\\n' > /sbin/$tool
@@ -221,7 +221,7 @@ def parts_tar() -> bytes:
     """Our own programs of a node."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as out:
-        for name in ("node-init", "update-grub", "zip_code.py"):
+        for name in ("node-init", "update-grub", "quick_modules.py"):
             out.add(PARTS / name, arcname=name)
     return packed.getvalue()
 

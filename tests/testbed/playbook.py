@@ -9,9 +9,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -116,6 +118,16 @@ def run_playbook(
     return Run(process.returncode, text, recap_of(text), time.monotonic() - begun)
 
 
+def packed_once() -> dict[str, str]:
+    """Settings by which the runs of a user share the modules that Ansible packs."""
+    # of one version, and of nobody else
+    name = f"sm120-packed-{version('ansible-core')}-{sys.version_info.minor}-{os.geteuid()}"
+    place = Path(tempfile.gettempdir(), name)
+    place.mkdir(mode=0o700, exist_ok=True)
+    plugins = str(Path(__file__).with_name("ansible"))
+    return {"ANSIBLE_CALLBACK_PLUGINS": plugins, "ANSIBLE_PACKED_MODULES": str(place)}
+
+
 def ansible_environment() -> dict[str, str]:
     """What Ansible is told; its programs lie beside our Python."""
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
@@ -126,6 +138,7 @@ def ansible_environment() -> dict[str, str]:
         ANSIBLE_NOCOLOR="1",
         # a busy machine is slow to ask for sudo's password
         ANSIBLE_TIMEOUT="90",
+        **packed_once(),
     )
 
 
