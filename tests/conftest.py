@@ -45,6 +45,8 @@ def pytest_configure() -> None:
     """Let Ctrl-C stop children, also in the background, and let tests ask servers directly."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # most that tests make goes with its last reference; looking for the rest costs one twentieth
+    gc.set_threshold(50_000, 20, 50)
     # urlopen keeps the proxy of its first call: a unit test's closed door would stay shut for all
     urllib.request.install_opener(urllib.request.build_opener(urllib.request.ProxyHandler({})))
 

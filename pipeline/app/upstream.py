@@ -19,7 +19,7 @@ from pipeline.app.workspace import Workspace
 from pipeline.core import proc
 from pipeline.core.errors import RecipeInvalid, UpstreamMoved
 from pipeline.core.files import read_limited
-from pipeline.core.model import sha256_of
+from pipeline.core.model import NAME, sha256_of
 from pipeline.core.yaml_file import mistakes
 from pipeline.images.engine.parser_flags import ParserFlags, find_parser_flags, flags_folder
 from pipeline.serving.recipe.flags import Flags, SglangFlags, VllmFlags
@@ -178,6 +178,9 @@ def import_recipe(workspace: Workspace, request: ImportRequest) -> Imported:
     checkout.spec(image)  # an error that lists the images, where there is none of this name
     known = find_parser_flags(flags_folder(checkout), command.engine, image)
     values, extra, problems = _fields(command, known, request)
+    if not re.fullmatch(NAME, request.name):
+        hint = "Lower-case letters, digits, dots, plus and minus make a name, such as kimi-k26-8x."
+        raise RecipeInvalid(f"--name: {request.name!r} is no name for a recipe", hint)
     cards = request.cards or values.get("tensor_parallel_size", 1)
     title = f"{file.path.name}, {command.label}"
     title += "" if file.commit else f" (a file with {sha256_of(file.data)})"
@@ -213,7 +216,7 @@ def import_recipe(workspace: Workspace, request: ImportRequest) -> Imported:
     try:
         recipe = RecipeFile.model_validate(body).root
     except ValidationError as error:
-        hint = "Nothing was written. Look at --name, and at what the file says."
+        hint = "Nothing was written. Look at what the file says."
         raise RecipeInvalid(f"{file.path}: {command.label}: {mistakes(error)}", hint) from error
     launch = plan_launch(recipe, Overrides(), weights="/models")
     problems += [str(problem) for problem in check_flags(launch, known)]

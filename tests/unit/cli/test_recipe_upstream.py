@@ -614,3 +614,12 @@ def test_the_folder_of_a_new_recipe_is_made(sm120: Command, tmp_path: Path) -> N
     path, folder = _file(tmp_path, _shell("vllm serve Org/Model"), "page.md"), tmp_path / "a" / "b"
     assert _import(sm120, path, "--output", folder).code == 0
     assert len([*folder.iterdir()]) == 1
+
+
+@pytest.mark.parametrize("name", ["Bad Name", "", "a/b", "-8x"])
+def test_a_name_that_is_none_is_refused(sm120: Command, tmp_path: Path, name: str) -> None:
+    path = _file(tmp_path, _shell("vllm serve Org/Model"), "page.md")
+    ended = _import(sm120, path, f"--name={name}", "--output", tmp_path / "mine")
+    assert ended.error == "RecipeInvalid"
+    assert f"--name: {name!r} is no name for a recipe" in ended.err
+    assert not (tmp_path / "mine").exists()
