@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -45,35 +46,36 @@ def all_is_loaded() -> None:
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where tests have their folders: in memory, if there is enough of it.
+def new_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
+    """A folder of that name and a number; `mktemp` would list thousands of them for a free one.
 
-    A disk is written for each fsync and for each folder that comes or goes: a tenth of the CPU time
-    of these tests, and a third of their wall time on a busy machine.
+    It lies in memory, if there is enough of it. A disk is written for each fsync and for each
+    folder that comes or goes: a tenth of these tests' CPU time, and a third of their wall time.
     """
-    memory = Path("/dev/shm")
+    numbers, memory = itertools.count(), Path("/dev/shm")
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    has_room = os.access(memory, os.W_OK) and min(free, shutil.disk_usage(memory).free) > 8 << 30
-    if not has_room:
-        yield tmp_path_factory.mktemp("unit")
-        return
-    with tempfile.TemporaryDirectory(
-        prefix="sm120-unit-", dir=memory, ignore_cleanup_errors=True
-    ) as folder:
-        yield Path(folder)
+    with ExitStack() as stack:
+        if os.access(memory, os.W_OK) and min(free, shutil.disk_usage(memory).free) > 8 << 30:
+            kept = tempfile.TemporaryDirectory(
+                prefix="sm120-unit-", dir=memory, ignore_cleanup_errors=True
+            )
+            folders = Path(stack.enter_context(kept))
+        else:
+            folders = tmp_path_factory.mktemp("unit")
+
+        def make(name: str) -> Path:
+            folder = folders / f"{name}{next(numbers)}"
+            folder.mkdir()
+            return folder
+
+        yield make
 
 
-@pytest.fixture(scope="session")
-def new_folder(folders: Path) -> Callable[[str], Path]:
-    """A folder of that name and a number; `mktemp` would list thousands of them for a free one."""
-    numbers = itertools.count()
-
-    def make(name: str) -> Path:
-        folder = folders / f"{name}{next(numbers)}"
-        folder.mkdir()
-        return folder
-
-    return make
+@pytest.fixture
+def other_disk(tmp_path: Path) -> Path:
+    """A folder on another disk than the test's own."""
+    places = (Path("/dev/shm"), Path(tempfile.gettempdir()))
+    return next(place for place in places if place.stat().st_dev != tmp_path.stat().st_dev)
 
 
 @pytest.fixture

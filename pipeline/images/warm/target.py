@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.containers.sandbox import START, Paths, Sandbox, find_sandbox
+from pipeline.artifacts.oci.tar_reader import MTIME
 from pipeline.core import log
 from pipeline.core.errors import GateEnvironment
 from pipeline.core.files import os_errors_explained
 from pipeline.core.model import Frozen, canonical_json, sha256_of
 from pipeline.images.assemble.image import assemble_images
-from pipeline.images.assemble.plan import BYTECODE, WarmPlan
+from pipeline.images.assemble.plan import BYTECODE, WARM_FORMAT, WarmPlan
 from pipeline.images.gate.smem.cases import KernelCase
 from pipeline.images.gate.smem.engine import layer_of, locked_wheel, unpack_kept
 from pipeline.images.gate.smem.environment import Environment
@@ -142,7 +143,7 @@ class WarmTarget(GateTarget):
         job = {**self.job([case]), "cases": []}
         asked = case.model_dump(exclude={"gate", "stands_for", "kernels", "spill_free", "base"})
         decided = [self.digests, job, self.variables([case], Path("work")), asked]
-        return sha256_of(canonical_json({"warm": decided}))
+        return sha256_of(canonical_json({"warm": WARM_FORMAT, "decided": decided}))
 
 
 @contextmanager
@@ -172,15 +173,24 @@ def open_warm(gate: ImageGate, plan: WarmPlan) -> Iterator[WarmTarget]:
     with store.scratch() as scratch:
         root = scratch / "root"
         below = {name: root / name.strip("/") for name in (site, _STUBS, _GATE, _PROGRAMS)}
-        # links cost no room; workers only read them
         linked = {base: root, environment.folder / "site": below[site], tree.folder: below[site]}
+        # ptxas writes the time of each source that it finds into the code: they have the image's
+        timed = (f"{environment.folder}/site/triton/", f"{tree.folder}/")
+
+        def give(source: str, to: str) -> None:
+            if source.endswith(".py") and source.startswith(timed):
+                shutil.copyfile(source, to)
+                os.utime(to, (MTIME, MTIME))
+            else:  # a link costs no room; workers only read it
+                os.link(source, to, follow_symlinks=False)
+
         with log.step(f"Preparing the root of {plan.base.spec.name}"), os_errors_explained(root):
             for source, to in linked.items():
                 shutil.copytree(
                     *(source, to),
                     symlinks=True,
                     dirs_exist_ok=True,
-                    copy_function=lambda a, b: os.link(a, b, follow_symlinks=False),
+                    copy_function=give,
                 )
             shutil.copytree(environment.folder / "stubs", below[_STUBS])
             # what -lcuda asks for; the driver brings the real one

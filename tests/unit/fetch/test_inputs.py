@@ -635,23 +635,24 @@ def test_files_that_the_stores_disk_cannot_hold_are_not_asked_for(
     assert server.starts(NAME) == []
 
 
-@pytest.mark.parametrize(("disk", "free"), [("/dev/shm", 9), ("/dev/shm", 1 << 30), ("", 9)])
+@pytest.mark.parametrize(("is_other", "free"), [(True, 9), (True, 1 << 30), (False, 9)])
 def test_a_folder_on_another_disk_needs_space_of_its_own(
     store: Store,
     server: FaultServer,
     tmp_path: Path,
+    other_disk: Path,
     monkeypatch: pytest.MonkeyPatch,
-    disk: str,
+    is_other: bool,
     free: int,
 ) -> None:
     server.add(NAME, DATA)
     fetcher, pin = fetcher_of(store, from_index(server)), pin_for(DATA)
     for _ in fetcher.fetch_all([pin], Count()):
         pass
-    with tempfile.TemporaryDirectory(dir=disk or tmp_path) as folder:
+    with tempfile.TemporaryDirectory(dir=other_disk if is_other else tmp_path) as folder:
         monkeypatch.setattr("pipeline.core.files.free_bytes", lambda folder: free)
         usb = Path(folder) / "to" / "usb"
-        if disk and free < len(DATA):
+        if is_other and free < len(DATA):
             with pytest.raises(DiskFull, match="needed"):
                 collect(store, fetcher, [pin], usb)
             assert not list(usb.iterdir())

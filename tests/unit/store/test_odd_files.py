@@ -239,13 +239,13 @@ def test_an_export_that_finds_no_space_says_that_nothing_was_written(
 
 
 def test_an_export_to_a_disk_without_space_copies_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, other_disk: Path
 ) -> None:
     built = find_built(world.store, plan_image(world.checkout, "child", makers.AMD64))
     assert built is not None
     monkeypatch.setattr("pipeline.core.files.free_bytes", lambda folder: 99)
     monkeypatch.setattr("pipeline.core.files.link_or_copy", half_a_copy)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as disk:
+    with tempfile.TemporaryDirectory(dir=other_disk) as disk:
         with pytest.raises(DiskFull, match=r"usb: .* needed, 99 B free") as full:
             export_layout(world.store, built.record, Path(disk) / "usb")
         assert full.value.hint.startswith("Nothing was written.")

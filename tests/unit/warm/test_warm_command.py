@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,7 +129,11 @@ def test_a_stale_layer_is_made_again_and_what_changed_is_said(
         return None, {INDEX: b"{}"}, 0.0
 
     monkeypatch.setattr(warm, "compile_entries", compile_entries)
-    context, plan = make_gate_context(workspace), replace(plan_here(workspace), **change)
+    before = plan_here(workspace)
+    known = SimpleNamespace(inputs={"warm": before.inputs})
+    golden = SimpleNamespace(images={f"{before.image}.amd64": known})
+    monkeypatch.setattr(warm, "read_golden", lambda path: golden)
+    context, plan = make_gate_context(workspace), replace(before, **change)
     assert missing_warm_of(context, plan)
     warm.make_warm(context, [plan])
     error = capfd.readouterr().err
