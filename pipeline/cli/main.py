@@ -96,6 +96,8 @@ class _Stops:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
+        # where Python cannot raise it, as in a callback from C, it would print it
+        sys.unraisablehook = lambda unraisable: None
         raise KeyboardInterrupt
 
 
