@@ -72,6 +72,9 @@ def collect(folder: Path, images: tuple[str, ...] = IMAGES, arch: str = "sm_90")
         (place / "job.json").write_text(json.dumps(job), encoding="utf-8")
         with tarfile.open(place / "engine.tar.xz", "w:xz") as archive:
             archive.add(tree.folder / tree.package, tree.package)
+            # SGLang's arguments are pickled by it at import, and the other machine has none
+            if (dill := gate.environment.folder / "site" / "dill").is_dir():
+                archive.add(dill, "dill")
 
 
 def unpacked_job(folder: Path, work: Path) -> dict[str, Any]:
