@@ -246,7 +246,7 @@ def tests(session: nox.Session) -> None:
         return run_pytest(session)
     environment("lint")  # now: below, two would make it at once
     with ThreadPoolExecutor() as pool:
-        # beside lint one process compiles all tests, which each of the test processes would do
+        # beside lint one process compiles all tests: two cores are not busy all the time there
         collect = ("pytest", "--collect-only", "-p", "no:terminal", "-o", "addopts=", "tests")
         pool.submit(run, session, "lint", *collect, PYTHONDONTWRITEBYTECODE="")
         lint(session)
@@ -263,8 +263,8 @@ def run_pytest(session: nox.Session, *folders: str, group: str = "test") -> None
     processes = min(cores * 3 // 2, 8) if folders == ("tests/unit",) else min(cores * 2, 4)
     named = [arg for arg in session.posargs if arg.startswith("tests")]
     command = ("pytest", f"--numprocesses={processes}", "--durations=25")
-    # containers often forbid .pyc files; without them every test process compiles all tests anew,
-    # and every command that a test starts our whole package
+    # containers often forbid .pyc files; without them every command that a test starts compiles
+    # our whole package anew
     env = {"PYTHONDONTWRITEBYTECODE": ""}
     run(session, group, *command, *(() if named else folders), *session.posargs, **env)
 
