@@ -63,13 +63,20 @@ OTHERS = {
 
 
 def run(session: nox.Session, group: str, *command: str, patience_s: float = 5, **env: str) -> None:
-    """Run a program of a group's environment; after Ctrl-C it has some seconds to clean up."""
+    """Run a program of a group's environment; after Ctrl-C it has some seconds to clean up.
+
+    Containers often forbid .pyc files: every process would compile what it imports anew.
+    """
     programs = environment(group)
     session.run(
         str(programs / command[0]),
         *command[1:],
         external=True,
-        env={"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", **env},
+        env={
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONDONTWRITEBYTECODE": "",
+            **env,
+        },
         interrupt_timeout=patience_s,
         terminate_timeout=patience_s,
     )
@@ -246,9 +253,9 @@ def tests(session: nox.Session) -> None:
         return run_pytest(session)
     environment("lint")  # now: below, two would make it at once
     with ThreadPoolExecutor() as pool:
-        # beside lint one process compiles all tests, which each of the test processes would do
+        # beside lint one process compiles all tests: two cores are not busy all the time there
         collect = ("pytest", "--collect-only", "-p", "no:terminal", "-o", "addopts=", "tests")
-        pool.submit(run, session, "lint", *collect, PYTHONDONTWRITEBYTECODE="")
+        pool.submit(run, session, "lint", *collect)
         lint(session)
     # one run: unit tests fill the time in which integration tests wait for real parts; lint's
     # environment has all that tests need
@@ -263,10 +270,7 @@ def run_pytest(session: nox.Session, *folders: str, group: str = "test") -> None
     processes = min(cores * 3 // 2, 8) if folders == ("tests/unit",) else min(cores * 2, 4)
     named = [arg for arg in session.posargs if arg.startswith("tests")]
     command = ("pytest", f"--numprocesses={processes}", "--durations=25")
-    # containers often forbid .pyc files; without them every test process compiles all tests anew,
-    # and every command that a test starts our whole package
-    env = {"PYTHONDONTWRITEBYTECODE": ""}
-    run(session, group, *command, *(() if named else folders), *session.posargs, **env)
+    run(session, group, *command, *(() if named else folders), *session.posargs)
 
 
 @nox.session

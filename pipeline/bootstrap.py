@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import re
@@ -21,8 +22,20 @@ from pathlib import Path
 VARIABLE = "SM120_TOOL"
 # How often it says how far it is: on a terminal in one line, elsewhere in lines of a log.
 _LIVE_BEAT_S, _BEAT_S = 1.0, 15.0
-# How many of them install a long lock side by side, and from how many packages on.
+# Where uv cannot: how many pips install a long lock side by side, and from how many packages on.
+# One waits for the index half of its time.
 _PIPS, _PACKAGES_A_PIP = 4, 20
+# pip's settings, as uv calls them: it does not read pip's.
+_UV_NAMES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "trusted-host": "UV_INSECURE_HOST",
+    "cert": "SSL_CERT_FILE",
+    "proxy": "ALL_PROXY",
+    "no-index": "UV_NO_INDEX",
+    "no-cache-dir": "UV_NO_CACHE",
+}
 FOLDER = "tool"  # of that name it is found below a folder that --mirror names, too
 
 
@@ -43,20 +56,33 @@ def environment(root: Path, group: str) -> Path:
         wheels = tool_folder(sys.argv[1:], os.environ)
         stamp.unlink(missing_ok=True)
         _run([[sys.executable, "-m", "venv", "--clear", str(home)]], group, _VENV)
-        install = pip_install(home / "bin" / "python", wheels)
+        programs, locked = home / "bin", ["--no-deps", "--require-hashes", "-r"]
+        install = [str(programs / "python"), "-m", "pip", "install", "--disable-pip-version-check"]
+        install += ["--no-index", "--find-links", str(wheels)] if wheels else []
         hint = _IN_FOLDER.format(wheels) if wheels else _NO_FOLDER
+        variables: Mapping[str, str] | None = None
         with tempfile.TemporaryDirectory() as folder:
-            # One pip waits for the index half of its time, so several share a long lock. It names
-            # every package: none needs what another one installs.
+            # it names every package: none needs what another one installs
             blocks = re.findall(rb"(?m)^\S.*(?:\n[ \t].*)*", pins)
-            installs = list[list[str]]()
-            for i in range(parts := min(_PIPS, count // _PACKAGES_A_PIP + 1)):
-                part = Path(folder, f"{i}.txt")
-                part.write_bytes(b"\n".join(blocks[i::parts]))
-                installs.append([*install, "--no-deps", "--require-hashes", "-r", str(part)])
-            _run(installs, group, hint, count)
+            pips = min(_PIPS, count // _PACKAGES_A_PIP + 1)
+            parts = {Path(folder, f"{i}.txt"): blocks[i::pips] for i in range(pips)}
+            uv = [block for block in blocks if block.startswith(b"uv==")]
+            if uv and not wheels and (variables := uv_variables(programs / "python")):
+                (file := Path(folder, "uv.txt")).write_bytes(uv[0])
+                _run([[*install, *locked, str(file)]], group, hint)
+                by_uv = [str(programs / "uv"), "pip", "install", "--quiet"]
+                by_uv += ["--python", install[0]]
+                # our sessions compile what they import; a command may be where that is forbidden
+                compiled = ["--compile-bytecode"] if group not in ("test", "lint") else []
+                with suppress(SystemExit):  # pip does it then, or says why not
+                    _run([[*by_uv, *compiled, *locked, str(lock)]], group, hint, count, variables)
+                    install, parts = by_uv, {}
+            for file, part in parts.items():
+                file.write_bytes(b"\n".join(part))
+            _run([[*install, *locked, str(file)] for file in parts], group, hint, count)
         if group != "nox":  # the menu itself needs no package of ours
-            _run([[*install, "--no-deps", "--no-build-isolation", "-e", str(root)]], group, hint)
+            ours = [*install, "--no-deps", "--no-build-isolation", "-e", str(root)]
+            _run([ours], group, hint, variables=variables)
             # Relative: below a folder whose name is not ASCII, Python before 3.13 does not start in
             # the C locale if this file names it (https://github.com/python/cpython/issues/77102).
             for file in home.glob("lib/python*/site-packages/pipeline.pth"):
@@ -88,20 +114,36 @@ def tool_folder(arguments: Sequence[str], variables: Mapping[str, str]) -> Path 
     return next((folder.resolve() for folder in folders if folder.is_dir()), None)
 
 
-def pip_install(python: Path, wheels: Path | None) -> list[str]:
-    """The command that installs; from a folder of wheels it asks no index."""
-    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
-    return [*command, "--no-index", "--find-links", str(wheels)] if wheels else command
+def uv_variables(python: Path) -> dict[str, str]:
+    """The environment in which uv asks whom pip would ask; empty where pip must not ask anybody."""
+    command = [str(python), "-m", "pip", "config", "list", "--disable-pip-version-check"]
+    listing = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_LINK_MODE": "copy"}
+    for name, variable in _UV_NAMES.items():
+        # `global.index-url='https://…'`, of the environment `:env:.index-url='…'`
+        said = dict(re.findall(rf"(?m)^(\S+)\.{name}=(.*)$", listing))
+        if value := said.get(":env:") or said.get("install") or said.get("global"):
+            between = "," if name == "find-links" else " "
+            found[variable] = between.join(ast.literal_eval(value).split())
+    return {} if "UV_NO_INDEX" in found else {**found, **os.environ}
 
 
-def _run(commands: list[list[str]], group: str, hint: str, packages: int = 0) -> None:
+def _run(
+    commands: list[list[str]],
+    group: str,
+    hint: str,
+    packages: int = 0,
+    variables: Mapping[str, str] | None = None,
+) -> None:
     """Run them side by side, saying how far they are; the first that fails ends all."""
     began, live = time.monotonic(), sys.stderr.isatty()
     with ExitStack() as opened:
         outputs = [opened.enter_context(tempfile.TemporaryFile()) for _ in commands]
         errors = [opened.enter_context(tempfile.TemporaryFile()) for _ in commands]
         running = [
-            opened.enter_context(subprocess.Popen(command, stdout=output, stderr=error))
+            opened.enter_context(
+                subprocess.Popen(command, stdout=output, stderr=error, env=variables)
+            )
             for command, output, error in zip(commands, outputs, errors, strict=True)
         ]
         said_at = began
@@ -135,14 +177,18 @@ def _run(commands: list[list[str]], group: str, hint: str, packages: int = 0) ->
 
 
 def how_far(outputs: list[bytes], packages: int) -> str:
-    """What pip is doing, by the lines that it has written; several of them may share the work."""
+    """What pip is doing, by the lines that it has written; several of them may share the work.
+
+    uv writes none before its end.
+    """
     if not packages:
         return "preparing"
     if all(b"\nInstalling collected packages" in output for output in outputs):
         return f"installing {packages} packages"
     # of other platforms pip says "Ignoring"
     seen = sum(len(re.findall(rb"(?m)^(?:Collecting|Ignoring) ", each)) for each in outputs)
-    return f"fetching package {min(max(seen, 1), packages)} of {packages}"
+    place = f"package {min(seen, packages)} of {packages}" if seen else f"{packages} packages"
+    return f"fetching {place}"
 
 
 def last_words(errors: str) -> str:

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
+from tests import side_by_side
 from tests.testbed.packages import CannotHave
 
 Thing = TypeVar("Thing")
@@ -90,6 +91,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`--big`: also the tests that need the engine images, and more of what is done by chance."""
     words = "test the engine images too (gigabytes), and kill twenty times where four must do"
     parser.addoption("--big", action="store_true", help=words)
+    side_by_side.add_option(parser)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -139,16 +141,9 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Share out whole files, in the order of a run in one process: the long ones come first."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    config.option.loadscopereorder = False
-    share_out = type(
-        "ShareOut", (LoadScopeScheduling,), {"_split_scope": lambda _, node: part_of(node)}
-    )
-    return share_out(config, log)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Share out parts, in the order of a run in one process: the long ones come first."""
+    return side_by_side.run_loop(session, part_of)
 
 
 def part_of(node: str) -> str:

@@ -18,6 +18,7 @@ from tests.integration.bench import Bench, make_bench
 from tests.integration.built import STRANGE, make_lean, run_sm120, sm120
 from tests.integration.host_command import Hosts, provisioned_hosts
 from tests.integration.published import PASSWORD, USER
+from tests.side_by_side import SHARED_FOLDER
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.dockerd import docker_daemon as start_daemon
 from tests.testbed.oci_door import Door, behind, oci_door
@@ -163,13 +164,12 @@ def kills(is_long: bool) -> int:
 
 @pytest.fixture(scope="session")
 def made_once(
-    tmp_path_factory: pytest.TempPathFactory, worker_id: str
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Callable[[str, Callable[[Path], object]], Path]:
     """Makes a folder that all processes of a run share; the first that asks makes it."""
 
     def make_once(name: str, make: Callable[[Path], object]) -> Path:
-        home = tmp_path_factory.getbasetemp()
-        folder = (home if worker_id == "master" else home.parent) / name
+        folder = pytestconfig.stash.get(SHARED_FOLDER, tmp_path_factory.getbasetemp()) / name
         with locked(folder.with_suffix(".lock")):
             if not folder.exists():
                 new = folder.with_suffix(".new")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import runpy
 import shutil
 import subprocess
@@ -51,7 +52,6 @@ def test_without_such_a_folder_the_index_is_asked(words: list[str], usb: Path) -
     assert bootstrap.tool_folder(words, {}) is None
     (usb / "tool").rmdir()
     assert bootstrap.tool_folder(["--mirror", str(usb)], {}) is None
-    assert "--no-index" not in bootstrap.pip_install(Path("python"), None)
 
 
 @pytest.fixture
@@ -70,7 +70,9 @@ def ends_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, bytes], Ran]:
         ran: Ran = []
 
         class Program(AbstractContextManager["Program"]):
-            def __init__(self, command: list[str], stdout: IO[bytes], stderr: IO[bytes]) -> None:
+            def __init__(
+                self, command: list[str], stdout: IO[bytes], stderr: IO[bytes], env: None
+            ) -> None:
                 ran.append(command)
                 if "venv" in command:
                     packages = Path(command[-1], "lib/python3.1/site-packages")
@@ -145,7 +147,7 @@ def test_our_package_is_found_by_a_path_that_is_ascii_wherever_the_checkout_is(
 @pytest.mark.parametrize(
     ("output", "said"),
     [
-        (b"", "fetching package 1 of 3"),
+        (b"", "fetching 3 packages"),
         (b"Collecting a==1\n  Downloading a\nIgnoring b: markers\n", "fetching package 2 of 3"),
         (b"Collecting a\nInstalling collected packages: a\n", "installing 3 packages"),
     ],
@@ -173,6 +175,62 @@ def test_a_long_lock_is_shared_by_several_pips_and_nothing_of_it_is_lost(
     bootstrap.environment(root, "nox")
     assert sorted(given) == sorted("".join(blocks).splitlines())
     assert ran == []
+
+
+WITH_UV = "a==1 --hash=sha256:1\nuv==2 --hash=sha256:2\nz==3 --hash=sha256:3\n"
+
+
+@pytest.mark.parametrize("can_uv", [True, False])
+def test_uv_installs_what_is_locked_and_pip_where_uv_cannot(
+    root: Path, monkeypatch: pytest.MonkeyPatch, can_uv: bool
+) -> None:
+    (root / "lockfiles" / "tool" / "run.txt").write_text(WITH_UV)
+    (root / ".nox" / "run").mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", ["noxfile.py"])
+    ran = list[tuple[str, str]]()
+
+    def run(commands: list[list[str]], *_: object, **__: object) -> None:
+        for command in commands:
+            file = Path(command[-1]).read_text() if "-r" in command else command[-2]
+            ran.append((Path(command[0]).name, file))
+            if command[0].endswith("uv") and not can_uv:
+                sys.exit("uv has no such index")
+
+    monkeypatch.setattr(bootstrap, "_run", run)
+    monkeypatch.setattr(bootstrap, "uv_variables", lambda _: {"UV_INDEX": "of pip"})
+    bootstrap.environment(root, "run")
+    (first, only_uv), (second, whole) = ran[1:3]
+    assert (first, second, whole) == ("python", "uv", WITH_UV)
+    assert only_uv == "uv==2 --hash=sha256:2"
+    if can_uv:
+        assert ran[3:] == [("uv", "-e")]
+    else:
+        assert ran[3:] == [("python", WITH_UV.strip()), ("python", "-e")]
+
+
+def test_uv_asks_whom_pip_would_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = """[global]
+index-url = https://me:secret@index/simple
+extra-index-url = https://one/simple
+    https://two/simple
+find-links = /a /b
+cert = /ca.pem
+[install]
+trusted-host = one
+"""
+    (tmp_path / "pip.conf").write_text(settings)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://of-the-environment/simple")
+    monkeypatch.setenv("SSL_CERT_FILE", "/of/uv.pem")
+    found = bootstrap.uv_variables(Path(sys.executable))
+    assert found["UV_DEFAULT_INDEX"] == "https://of-the-environment/simple"
+    assert found["UV_INDEX"] == "https://one/simple https://two/simple"
+    assert found["UV_FIND_LINKS"] == "/a,/b"
+    assert found["UV_INSECURE_HOST"] == "one"
+    assert found["SSL_CERT_FILE"] == "/of/uv.pem", "who names it for uv means uv"
+    assert found["HOME"] == os.environ["HOME"]
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert bootstrap.uv_variables(Path(sys.executable)) == {}
 
 
 def lines_of(commands: list[list[str]]) -> list[str]:
