@@ -188,23 +188,14 @@ def _chat_evidence(
 
     No card decides it; results of an image are kept by card, so it has the image's first.
     """
-    plan, facts = gate.plan, result.environment
-    patches = [gate.patch_folder / file for file in result.patches]
+    facts = result.environment
     left_out = {"name", "verdict", "message", "seconds", "cached", "family"}
     return Evidence(
         gate=kind,
         arch=arch,
         verdict=result.verdict,
-        inputs={
-            **_gate_files(gate.context.checkout, plan.spec.name, kind, plan.platform),
-            **{f"patches/{p.name}": sha256_of(p.read_bytes()) for p in patches},
-            **{pin.file: f"sha256:{pin.sha256}" for pin in facts.wheels},
-            "engine": result.engine_digest,
-        },
-        made_by={
-            **{"sm120-pipeline": __version__, "worker": result.worker},
-            "python": facts.python,
-        },
+        inputs=_inputs(gate, kind, result.patches, result.engine_digest),
+        made_by=_made_by(result.worker, python=facts.python),
         summary={
             "engine": f"{result.engine} {result.engine_version}",
             "environment": facts.kind,
@@ -296,26 +287,36 @@ def _gate_files(checkout: Checkout, image: str, gate: GateKind, platform: str) -
 
 def _about(gate: ImageGate, kind: GateKind, card: Card, engine: str) -> dict[str, Any]:
     """What a gate was asked about, and what decided it, for its evidence."""
-    facts, plan = gate.environment.facts, gate.plan
-    patches = [gate.patch_folder / spec.file for spec in gate.series.patches]
+    facts, patches = gate.environment.facts, [spec.file for spec in gate.series.patches]
     # every assembler that Triton brings; which of them it takes depends on the card
     tools = gate.environment.folder / "site" / "triton" / "backends" / "nvidia" / "bin"
     return {
         "gate": kind,
         "arch": card.arch,
         "card": card,
-        "inputs": {
-            **_gate_files(gate.context.checkout, plan.spec.name, kind, plan.platform),
-            **{f"patches/{p.name}": sha256_of(p.read_bytes()) for p in patches},
-            **{pin.file: f"sha256:{pin.sha256}" for pin in facts.wheels},
-            "engine": engine,
-        },
-        "made_by": {
-            **{"sm120-pipeline": __version__, "worker": worker_digest(), "python": facts.python},
-            **{"torch": facts.torch, "triton": facts.triton},
+        "inputs": _inputs(gate, kind, patches, engine),
+        "made_by": _made_by(
+            worker_digest(),
+            **{"python": facts.python, "torch": facts.torch, "triton": facts.triton},
             **{path.name: ptxas_version(path) for path in sorted(tools.glob("ptxas*"))},
-        },
+        ),
     }
+
+
+def _inputs(
+    gate: OpenedGate[Any], kind: GateKind, patches: Sequence[str], engine: str
+) -> dict[str, str]:
+    plan, paths = gate.plan, [gate.patch_folder / file for file in patches]
+    return {
+        **_gate_files(gate.context.checkout, plan.spec.name, kind, plan.platform),
+        **{f"patches/{path.name}": sha256_of(path.read_bytes()) for path in paths},
+        **{pin.file: f"sha256:{pin.sha256}" for pin in gate.environment.facts.wheels},
+        "engine": engine,
+    }
+
+
+def _made_by(worker: str, **versions: str) -> dict[str, str]:
+    return {"sm120-pipeline": __version__, "worker": worker, **versions}
 
 
 @cache

@@ -9,8 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.artifacts.containers.sandbox import Sandbox
-from pipeline.core.model import Digest, Frozen, canonical_json, sha256_of
+from pipeline.core.model import Frozen, canonical_json, sha256_of
 from pipeline.core.verdict import GateVerdict, worst
 from pipeline.images.assemble.plan import ImagePlan
 from pipeline.images.gate.evidence import Evidence
@@ -28,9 +27,9 @@ from pipeline.images.gate.smem.engine import (
     engine_pin,
     engine_tree,
 )
-from pipeline.images.gate.smem.environment import EnvironmentFacts, make_environment
+from pipeline.images.gate.smem.environment import make_environment
 from pipeline.images.gate.smem.image_gate import OpenedGate, chosen_series
-from pipeline.images.gate.smem.results import CaseReply
+from pipeline.images.gate.smem.results import CaseReply, EngineResult
 from pipeline.images.gate.smem.run import WorkerTarget, kept_or_asked, worker_digest
 
 PARSER_WORKER = Path(__file__).with_name("worker")
@@ -145,23 +144,11 @@ class ParserResult(Frozen):
         )
 
 
-class ParserResults(Frozen):
+class ParserResults(EngineResult):
     """All cases of an image's parsers, and what decided them."""
 
-    image: str
-    platform: str
-    image_digest: Digest | None = None  # of the image as built, where it is built
-    engine: str
-    engine_version: str
-    engine_digest: Digest
-    patches: list[str]
-    worker: Digest
-    environment: EnvironmentFacts
-    verdict: GateVerdict
     cases: list[ParserResult]
     not_judged: dict[str, str] = {}
-    sandbox: Sandbox | None = None
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -207,6 +194,10 @@ class ParserGate(OpenedGate[ParserGates]):
 
     image: ImagePlan | None = None  # where its base has the engine
 
+    @property
+    def judged(self) -> ImagePlan:
+        return self.image or self.plan
+
     def target(self, tree: EngineTree) -> ParserTarget:
         about = (self.context.store, self.environment, tree, self.gates.file)
         return ParserTarget(*about, ask=self.context.ask)
@@ -237,24 +228,13 @@ def open_parser_gate(
 def run_parser_gate(
     gate: ParserGate, *, unpatched: bool = False, only: str | None = None
 ) -> ParserResults:
-    """Judges an image's parsers; a result of some cases alone is not the image's own."""
-    start, plan = time.monotonic(), gate.image or gate.plan
+    """Judges an image's parsers."""
+    start = time.monotonic()
     tree = gate.tree if unpatched else gate.patched()
     cases = gate.judge(tree, gate.gates.chosen(only))
-    record = gate.context.store.image_record(plan.spec.name, plan.platform)
-    # a record with another key is of other bytes, which were not judged here
-    is_whole = gate.is_own and not unpatched and only is None
-    is_built = record is not None and record.key == plan.key and is_whole
     return ParserResults(
-        image=plan.spec.name,
-        platform=plan.platform,
-        image_digest=record.digest if record and is_built else None,
-        engine=tree.project,
-        engine_version=tree.version,
-        engine_digest=tree.digest,
-        patches=[] if unpatched else [spec.file for spec in gate.series.patches],
+        **gate.about(tree, unpatched=unpatched, only=only),
         worker=worker_digest(PARSER_WORKER),
-        environment=gate.environment.facts,
         verdict=worst([case.verdict for case in cases], "unknown"),
         cases=cases,
         not_judged=dict(gate.gates.file.not_judged),
