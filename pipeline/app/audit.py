@@ -315,16 +315,14 @@ def _from_bill(bill: dict[str, Any], title: str, note: str) -> AuditedImage:
     metadata = bill.get("metadata")
     about = metadata.get("component") if isinstance(metadata, dict) else None
     about = about if isinstance(about, dict) else {}
-    hashes = about.get("hashes") if isinstance(about.get("hashes"), list) else []
-    found = [
-        x.get("content") for x in hashes or [] if isinstance(x, dict) and x.get("alg") == "SHA-256"
-    ]
-    properties = about.get("properties") if isinstance(about.get("properties"), list) else []
-    platforms = [
-        str(x.get("value"))
-        for x in properties or []
-        if isinstance(x, dict) and x.get("name") == "sm120:platform"
-    ]
+
+    def tables(name: str) -> list[dict[str, Any]]:
+        rows = about.get(name)
+        return [x for x in rows if isinstance(x, dict)] if isinstance(rows, list) else []
+
+    found = [x.get("content") for x in tables("hashes") if x.get("alg") == "SHA-256"]
+    noted = [x for x in tables("properties") if x.get("name") == "sm120:platform"]
+    platforms = [str(x.get("value")) for x in noted]
     packages, serial = packages_of(bill, title), bill.get("serialNumber")
     # what a wheel says of itself and nobody could read may be anything
     unread = canonical_json(bill).count(b'"name":"sm120:sbom:unread"')

@@ -191,9 +191,7 @@ STORE = {
     "trim": Verb("store", "Remove what no built image needs."),
 }
 
-CATALOGUE = {
-    "make": Verb("bump", "Judge releases of engines for each card."),
-}
+CATALOGUE = {"make": Verb("bump", "Judge releases of engines for each card.")}
 
 
 # How alike a word and a verb of its own group are, so that verbs of other groups do not count.
