@@ -37,7 +37,7 @@ from pipeline.images.gate.parsers.judge import (
     open_parser_gate,
     run_parser_gate,
 )
-from pipeline.images.gate.patches import judge_patches
+from pipeline.images.gate.patches import ChatOrKernel, judge_patches
 from pipeline.images.gate.smem.engine import GateContext
 from pipeline.images.gate.smem.image_gate import (
     ImageGate,
@@ -47,7 +47,7 @@ from pipeline.images.gate.smem.image_gate import (
     run_gate,
 )
 from pipeline.images.gate.smem.limits import CARDS, Card, card_for
-from pipeline.images.gate.smem.results import CaseResult, GateResult, NumericsResult
+from pipeline.images.gate.smem.results import GateResult, NumericsResult
 from pipeline.images.gate.smem.run import worker_digest
 from pipeline.images.gate.templates.judge import (
     TemplateGate,
@@ -59,7 +59,7 @@ from pipeline.images.spec.checkout import Checkout
 
 # A row states these itself, or they are times.
 _NO_FACTS: dict[str, Any] = {
-    **dict.fromkeys(("name", "verdict", "message", "seconds", "cached"), True),
+    **dict.fromkeys(("name", "verdict", "message", "seconds", "cached", "family"), True),
     "kernels": {"__all__": {"record": {"seconds"}}},
 }
 # Up to so many objects that one line of arch.yaml accepts are listed one by one.
@@ -105,7 +105,7 @@ def run_smem(
     return GateRun(evidence, result.seconds, result=result)
 
 
-def _row(case: CaseResult | NumericsResult, verdict: GateVerdict) -> EvidenceRow:
+def _row(case: ChatOrKernel | NumericsResult, verdict: GateVerdict) -> EvidenceRow:
     facts = case.model_dump(mode="json", exclude=_NO_FACTS)
     return EvidenceRow(name=case.name, verdict=verdict, message=case.message, facts=facts)
 
@@ -189,7 +189,6 @@ def _chat_evidence(
     No card decides it; results of an image are kept by card, so it has the image's first.
     """
     facts = result.environment
-    left_out = {"name", "verdict", "message", "seconds", "cached", "family"}
     return Evidence(
         gate=kind,
         arch=arch,
@@ -202,15 +201,7 @@ def _chat_evidence(
             **summary,
             "not judged": result.not_judged,
         },
-        rows=[
-            EvidenceRow(
-                name=case.name,
-                verdict=case.verdict,
-                message=case.message,
-                facts=case.model_dump(mode="json", exclude=left_out),
-            )
-            for case in result.cases
-        ],
+        rows=[_row(case, case.verdict) for case in result.cases],
     )
 
 

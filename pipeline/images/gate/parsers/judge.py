@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.core.model import Frozen, canonical_json, sha256_of
+from pipeline.core.model import Frozen
 from pipeline.core.verdict import GateVerdict, worst
 from pipeline.images.assemble.plan import ImagePlan
 from pipeline.images.gate.evidence import Evidence
@@ -30,7 +30,7 @@ from pipeline.images.gate.smem.engine import (
 from pipeline.images.gate.smem.environment import make_environment
 from pipeline.images.gate.smem.image_gate import OpenedGate, chosen_series
 from pipeline.images.gate.smem.results import CaseReply, EngineResult
-from pipeline.images.gate.smem.run import WorkerTarget, kept_or_asked, worker_digest
+from pipeline.images.gate.smem.run import Answer, Case, WorkerTarget, kept_or_asked, worker_digest
 
 PARSER_WORKER = Path(__file__).with_name("worker")
 _MOST_SHOWN = 60  # characters of a step in a message
@@ -152,10 +152,19 @@ class ParserResults(EngineResult):
 
 
 @dataclass(frozen=True)
-class ParserTarget(WorkerTarget[ParserCase, ParserAnswer]):
-    """An engine's chat endpoint, with its parsers."""
+class ChatTarget(WorkerTarget[Case, Answer]):
+    """An engine as far as its chat endpoint imports it."""
 
-    file: ParsersFile
+    bare: Sequence[str]  # packages without their own beginning
+    left_out: Sequence[str]  # stood in for
+
+    def job(self, cases: Sequence[Case]) -> dict[str, Any]:
+        left_out = [*self.absent, *self.left_out]
+        return {**super().job(cases), "bare": list(self.bare), "left_out": left_out}
+
+
+class ParserTarget(ChatTarget[ParserCase, ParserAnswer]):
+    """An engine's chat endpoint, with its parsers."""
 
     @property
     def program(self) -> Path:
@@ -166,26 +175,10 @@ class ParserTarget(WorkerTarget[ParserCase, ParserAnswer]):
         return ParserAnswer
 
     def key(self, case: ParserCase) -> str:
-        asked = {
-            "worker": worker_digest(PARSER_WORKER),
-            "environment": self.environment.key,
-            "absent": self.environment.absent,
-            "engine": self.tree.digest,
-            "setup": self.file.model_dump(include={"bare", "left_out"}),
-            # these decide no answer
-            "case": case.model_dump(exclude={"family", "stands_for", "timeout_s"}),
-        }
-        return sha256_of(canonical_json(asked))
-
-    def job(self, cases: Sequence[ParserCase]) -> dict[str, Any]:
-        absent = [name for name in self.environment.absent if name != self.tree.package]
-        return {
-            "engine": str(self.tree.folder),
-            "package": self.tree.package,
-            "bare": self.file.bare,
-            "left_out": [*absent, *self.file.left_out],
-            "cases": [case.model_dump() for case in cases],
-        }
+        setup = {"bare": list(self.bare), "left_out": list(self.left_out)}
+        # these decide no answer
+        asked = case.model_dump(exclude={"family", "stands_for", "timeout_s"})
+        return self.key_of(worker=worker_digest(PARSER_WORKER), setup=setup, case=asked)
 
 
 @dataclass(frozen=True)
@@ -199,7 +192,8 @@ class ParserGate(OpenedGate[ParserGates]):
         return self.image or self.plan
 
     def target(self, tree: EngineTree) -> ParserTarget:
-        about = (self.context.store, self.environment, tree, self.gates.file)
+        store, file = self.context.store, self.gates.file
+        about = (store, self.environment, tree, file.bare, file.left_out)
         return ParserTarget(*about, ask=self.context.ask)
 
     def judge(self, tree: EngineTree, cases: Sequence[ParserCase]) -> list[ParserResult]:

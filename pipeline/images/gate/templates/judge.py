@@ -18,7 +18,7 @@ from pipeline.core.model import Digest, Frozen, canonical_json, sha256_of
 from pipeline.core.verdict import GateVerdict, worst
 from pipeline.images.assemble.plan import ImagePlan
 from pipeline.images.gate.files import read_setup
-from pipeline.images.gate.parsers.judge import PARSER_WORKER
+from pipeline.images.gate.parsers.judge import PARSER_WORKER, ChatTarget
 from pipeline.images.gate.smem.engine import (
     EngineTree,
     GateContext,
@@ -29,7 +29,7 @@ from pipeline.images.gate.smem.engine import (
 from pipeline.images.gate.smem.environment import make_environment
 from pipeline.images.gate.smem.image_gate import OpenedGate, chosen_series
 from pipeline.images.gate.smem.results import CaseReply, EngineResult
-from pipeline.images.gate.smem.run import WorkerTarget, kept_or_asked, worker_digest
+from pipeline.images.gate.smem.run import kept_or_asked, worker_digest
 from pipeline.images.gate.templates.cases import THINKING, Conversation
 from pipeline.images.gate.templates.files import ModelText
 from pipeline.images.gate.templates.renderer import TemplateRefused
@@ -169,12 +169,8 @@ class TemplateResults(EngineResult):
     not_judged: dict[str, str] = {}
 
 
-@dataclass(frozen=True)
-class TemplateTarget(WorkerTarget[TemplateCase, TemplateAnswer]):
+class TemplateTarget(ChatTarget[TemplateCase, TemplateAnswer]):
     """An engine, or a model maker's own package, that renders conversations."""
-
-    bare: Sequence[str]
-    left_out: Sequence[str]
 
     @property
     def program(self) -> Path:
@@ -193,25 +189,9 @@ class TemplateTarget(WorkerTarget[TemplateCase, TemplateAnswer]):
         return {**super().variables(cases, work), "HF_HUB_OFFLINE": "1"}
 
     def key(self, case: TemplateCase) -> str:
-        asked = {
-            "worker": [worker_digest(TEMPLATE_WORKER), worker_digest(PARSER_WORKER)],
-            "environment": self.environment.key,
-            "absent": self.environment.absent,
-            "engine": self.tree.digest,
-            "setup": [self.bare, self.left_out],
-            "case": case.model_dump(exclude={"timeout_s"}),
-        }
-        return sha256_of(canonical_json(asked))
-
-    def job(self, cases: Sequence[TemplateCase]) -> dict[str, Any]:
-        absent = [name for name in self.environment.absent if name != self.tree.package]
-        return {
-            "engine": str(self.tree.folder),
-            "package": self.tree.package,
-            "bare": list(self.bare),
-            "left_out": [*absent, *self.left_out],
-            "cases": [case.model_dump() for case in cases],
-        }
+        worker = [worker_digest(TEMPLATE_WORKER), worker_digest(PARSER_WORKER)]
+        asked = case.model_dump(exclude={"timeout_s"})
+        return self.key_of(worker=worker, setup=[self.bare, self.left_out], case=asked)
 
 
 @dataclass(frozen=True)
