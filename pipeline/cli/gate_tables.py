@@ -101,7 +101,7 @@ def _table(
     for case in ordered:
         if case.message:
             names.setdefault(case.message, []).append(case.name)
-    messages = [f"{', '.join(of)}: {message}" for message, of in names.items()]
+    messages: list[str] = [f"{', '.join(of)}: {message}" for message, of in names.items()]
     return [*([log.table(head, rows), ""] if rows else []), *messages]
 
 

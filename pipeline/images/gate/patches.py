@@ -61,7 +61,7 @@ State = Literal[
 PARSERS = "parsers-"  # before the name of a family, in the gate of a patch of its parser
 TEMPLATES = "templates-"  # and of what renders its conversations
 ChatOrKernel: TypeAlias = CaseResult | ParserResult | RenderedCase
-Judged = TypeVar("Judged", bound=ChatOrKernel)
+Judged = TypeVar("Judged")
 # Each version is a wheel to fetch and every case of the patch to compile.
 MOST_VERSIONS = 40
 _VERSIONS = "Name a version that exists, or a range such as '>=0.5.8,<0.6'."
@@ -226,6 +226,8 @@ def judge_chat_patch(
                 f"`gate: {PARSERS}FAMILY` names a family of gates/parsers.yaml.",
             )
         judge, python = partial(parsing.judge, cases=cases), parsing.environment.facts.python
+    without: Sequence[ParserResult | RenderedCase]
+    after: Sequence[ParserResult | RenderedCase] | None
     without, after, _, conflict = _both_ways(gate, tree, spec, judge)
     state, message = decide(
         without,

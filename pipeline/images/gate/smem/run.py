@@ -60,8 +60,6 @@ class Question(Protocol):
     @property
     def name(self) -> str: ...
 
-    def model_dump(self) -> dict[str, Any]: ...
-
     @property
     def timeout_s(self) -> int: ...
 
@@ -131,7 +129,7 @@ class WorkerTarget(AnswerTarget[Case, Answer]):
         """Folders that a worker may write to, beside its own."""
         return []
 
-    def job(self, cases: Sequence[Case]) -> dict[str, Any]:
+    def job(self, cases: Sequence[Any]) -> dict[str, Any]:
         """What a worker is given, as JSON."""
         return {
             "engine": str(self.tree.folder),
