@@ -162,7 +162,9 @@ def provision(
 ) -> PlaybookResult:
     """Bring the hosts of an inventory to what is locked."""
     fleet.require_inventories()
-    check_lock(workspace)  # before any host is touched
+    checkout = workspace.checkout()
+    # the lock must match today's spec before any host is touched
+    lock_model.current_host_lock(lock_model.host_lock_path(checkout), read_host_spec(checkout))
     chosen = [x for t in tags for x in ("--tags", t)]
     return _play(workspace, fleet, "site.yml", [*mode.more, *chosen], mode)
 

@@ -238,7 +238,7 @@ def gate_show_command(
     rows, bad = [], list[str]()
     for result in gates.results:
         found = [row.verdict for row in result.rows]
-        listed = log.tally(found, dict.fromkeys(found))
+        listed = log.counts_by_kind(found, dict.fromkeys(found))
         rows.append([result.gate, result.arch, result.verdict, listed or result.message])
         failed = [row for row in result.rows if row.verdict in ("failed", "unknown")]
         bad += [f"{result.gate}: {row.name}: {row.message}" for row in failed]

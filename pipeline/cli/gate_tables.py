@@ -153,7 +153,7 @@ def show_numbers(
         rows.append([case.name, case.reference, case.verdict, *numbers])
     lines = ["", *_table(_HEAD, rows, shown)]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(numerics.versions.items()))
-    found = log.tally((c.verdict for c in numerics.cases), ("right", "wrong", "unknown"))
+    found = log.counts_by_kind((c.verdict for c in numerics.cases), ("right", "wrong", "unknown"))
     summary = found or "no case has numerics"
     fixes = log.count(len(numerics.repairs), "fix", "fixes")
     lines += [
@@ -205,7 +205,7 @@ def _judged_endpoint(result: ParserResults | TemplateResults) -> list[str]:
 
 
 def _summary(cases: Sequence[_Judged]) -> str:
-    return log.tally((case.verdict for case in cases), _VERDICTS)
+    return log.counts_by_kind((case.verdict for case in cases), _VERDICTS)
 
 
 def show_templates(

@@ -109,7 +109,7 @@ def weights_lock_command(
         return None
     spec = None
     if names and (save or include or exclude):
-        spec = _own_spec(workspace, names, save, include, exclude)
+        spec = _own_spec(workspace, names, save, {"include": include, "exclude": exclude})
     done = app.weights_hub.lock_sets(workspace, names, spec, dry_run=dry_run)
     if as_json:
         return say_json([_lock_json(each) for each in done])
@@ -120,11 +120,7 @@ def weights_lock_command(
 
 
 def _own_spec(
-    workspace: Workspace,
-    names: tuple[str, ...],
-    save: str | None,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
+    workspace: Workspace, names: tuple[str, ...], save: str | None, patterns: dict[str, Any]
 ) -> WeightsSpec:
     from pydantic import ValidationError
 
@@ -136,7 +132,7 @@ def _own_spec(
     if len(names) != 1 or not is_reference(names[0]):
         raise click.UsageError("--save needs one ORG/MODEL[@REVISION]")
     try:
-        return app.weights_hub.own_spec(workspace, names[0], save, include, exclude)
+        return app.weights_hub.own_spec(workspace, names[0], save, **patterns)
     except ValidationError as error:
         first = error.errors()[0]
         what = f"{first['loc'][0]}: {first['msg']}"

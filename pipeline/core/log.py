@@ -149,7 +149,7 @@ def count(number: int, one: str, several: str = "") -> str:
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
-def tally(words: Iterable[str], kinds: Iterable[str]) -> str:
+def counts_by_kind(words: Iterable[str], kinds: Iterable[str]) -> str:
     """How many there are of each kind: '3 passed, 1 failed'; kinds without any are left out."""
     found = Counter(words)
     return ", ".join(f"{found[kind]} {kind}" for kind in kinds if found[kind])
