@@ -14,28 +14,13 @@ from pipeline.app.images import image_spec
 from pipeline.app.signing import signer_of
 from pipeline.app.verify import VerifyRequest, walk_artifact
 from pipeline.app.workspace import Workspace, platforms_of
+from pipeline.artifacts.attest import predicates
 from pipeline.artifacts.attest.envelope import read_envelope
 from pipeline.artifacts.attest.names import AUDIT, CYCLONEDX, parse_purl
-from pipeline.artifacts.attest.predicates import (
-    SEVERITIES,
-    Audit,
-    AuditDatabase,
-    KnownVulnerability,
-    Severity,
-    Tool,
-)
 from pipeline.artifacts.attest.statement import make_statement, moment, stamp
 from pipeline.artifacts.attest.strict import read_signed_json
 from pipeline.artifacts.registry.access import Access
-from pipeline.core import log
-from pipeline.core.errors import (
-    DatabaseOld,
-    EvidenceIncomplete,
-    KnownVulnerable,
-    PipelineError,
-    RecordInvalid,
-    UnknownImage,
-)
+from pipeline.core import errors, log
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.model import canonical_json
 from pipeline.evidence.audit.database import AdvisoryDatabase, read_database
@@ -66,7 +51,7 @@ class AuditRequest:
     hosts_path: Path | None = None
     platform: str | None = None
     max_age_days: int = 30
-    fail_on: Severity | None = None
+    fail_on: predicates.Severity | None = None
     attest: bool = False
     key_path: Path | None = None
     trust_path: Path | None = None
@@ -84,7 +69,7 @@ class AuditRequest:
                 for line in row["served"]:
                     found.setdefault(str(line["status"]["digest"]), []).append(str(row["host"]))
         except (JsonInvalid, KeyError, TypeError) as error:
-            raise RecordInvalid(
+            raise errors.RecordInvalid(
                 f"{self.hosts_path}: is not what `sm120 host status --json` prints ({error})",
                 "Write that to a file, and name it with --hosts.",
             ) from error
@@ -99,10 +84,10 @@ class AuditRequest:
             if isinstance(body, dict) and "payloadType" in body:
                 statement = read_envelope(data, path.name).statement
                 if statement.predicate_type != CYCLONEDX:
-                    raise RecordInvalid(f"{path}: is no statement of a bill in CycloneDX")
+                    raise errors.RecordInvalid(f"{path}: is no statement of a bill in CycloneDX")
                 body = statement.predicate
             if not isinstance(body, dict):
-                raise RecordInvalid(f"{path}: is no bill of materials")
+                raise errors.RecordInvalid(f"{path}: is no bill of materials")
             yield _from_bill(body, str(path), "a file, whose signatures were not judged")
             return
         if path.is_dir() or "/" in name or ":" in name:
@@ -117,7 +102,7 @@ class AuditRequest:
                     if x.statement.predicate_type == CYCLONEDX and not passed
                 ]
                 if not believed and not others:
-                    raise EvidenceIncomplete(
+                    raise errors.EvidenceIncomplete(
                         f"{part.node.title}: no bill of materials is attached to it",
                         "`sm120 publish` attaches one; or name a bill as a file.",
                     )
@@ -166,7 +151,7 @@ class AuditedImage:
     serial: str = ""
     note: str = ""  # what the bill does not cover, or who vouches for it
     built: Built | None = None
-    audit: Audit | None = None
+    audit: predicates.Audit | None = None
     held: tuple[BilledPackage, ...] = ()
     hosts: tuple[str, ...] = ()
 
@@ -191,10 +176,10 @@ class AuditResult:
     now: datetime
     database: AdvisoryDatabase | None
     unplaced: dict[str, list[str]]  # digests that hosts serve and nobody named, with the hosts
-    error: PipelineError | None = None
+    error: errors.PipelineError | None = None
 
     @property
-    def findings(self) -> list[tuple[AuditedImage, KnownVulnerability]]:
+    def findings(self) -> list[tuple[AuditedImage, predicates.KnownVulnerability]]:
         return [(x, f) for x in self.images for f in (x.audit.findings if x.audit else [])]
 
     @property
@@ -220,7 +205,9 @@ class AuditResult:
             line = f"{image.title}: {log.count(len(image.packages), 'package')}"
             if audit := image.audit:
                 counts = Counter(f.severity for f in audit.findings if f.is_open(today))
-                known = ", ".join(f"{counts[s]} {s}" for s in reversed(SEVERITIES) if counts[s])
+                known = ", ".join(
+                    f"{counts[s]} {s}" for s in reversed(predicates.SEVERITIES) if counts[s]
+                )
                 compared = log.count(audit.packages, "package")
                 line = f"{image.title}: {compared} compared, {known or 'none known'}"
                 accepted = len(audit.findings) - counts.total()
@@ -260,7 +247,7 @@ def audit_images(workspace: Workspace, request: AuditRequest) -> AuditResult:
     images = [image for name in names for image in request.bills(workspace, name, now)]
     for image in images if signer else ():
         if image.built is None:
-            raise UnknownImage(
+            raise errors.UnknownImage(
                 f"{image.title}: only an image that is built here can be stated",
                 f"Run `sm120 build {image.title.split()[0]}` first, or leave --attest out.",
             )
@@ -275,10 +262,10 @@ def audit_images(workspace: Workspace, request: AuditRequest) -> AuditResult:
             accepted = [x for each in chain for x in each.spec.advisories]
         if database:
             matched = match_packages(image.packages, database, accepted)
-            audit = Audit(
+            audit = predicates.Audit(
                 image=image.built.name if image.built else image.title,
                 platform=image.platform,
-                database=AuditDatabase(
+                database=predicates.AuditDatabase(
                     digest=database.digest,
                     files=database.files,
                     records=database.records,
@@ -288,7 +275,7 @@ def audit_images(workspace: Workspace, request: AuditRequest) -> AuditResult:
                 unmatched=matched.unmatched,
                 undecided=matched.undecided,
                 findings=matched.findings,
-                tool=Tool(name="sm120-pipeline", version=__version__),
+                tool=predicates.Tool(name="sm120-pipeline", version=__version__),
             )
         held = [p for p in image.packages if any(x.accepts(p) for x in request.holds)]
         hosts = sorted(serving.pop(image.digest or "", []))
@@ -304,19 +291,23 @@ def audit_images(workspace: Workspace, request: AuditRequest) -> AuditResult:
     if database and now - database.newest > timedelta(days=request.max_age_days):
         return replace(
             result,
-            error=DatabaseOld(
+            error=errors.DatabaseOld(
                 f"{request.database}: its newest advisory is of {database.newest:%Y-%m-%d},"
                 f" {log.count((now - database.newest).days, 'day')} ago"
             ),
         )
-    least = SEVERITIES.index(request.fail_on) if request.fail_on else len(SEVERITIES)
+    least = (
+        predicates.SEVERITIES.index(request.fail_on)
+        if request.fail_on
+        else len(predicates.SEVERITIES)
+    )
     bad = [
         f"{x.title}: {f.package} {f.version} has {f.id}, {f.severity}"
         for x, f in result.findings
-        if SEVERITIES.index(f.severity) >= least and f.is_open(now.date())
+        if predicates.SEVERITIES.index(f.severity) >= least and f.is_open(now.date())
     ]
     more = f", and {len(bad) - 1} more" if bad[1:] else ""
-    return replace(result, error=KnownVulnerable(f"{bad[0]}{more}") if bad else None)
+    return replace(result, error=errors.KnownVulnerable(f"{bad[0]}{more}") if bad else None)
 
 
 def _from_bill(bill: dict[str, Any], title: str, note: str) -> AuditedImage:
@@ -324,16 +315,14 @@ def _from_bill(bill: dict[str, Any], title: str, note: str) -> AuditedImage:
     metadata = bill.get("metadata")
     about = metadata.get("component") if isinstance(metadata, dict) else None
     about = about if isinstance(about, dict) else {}
-    hashes = about.get("hashes") if isinstance(about.get("hashes"), list) else []
-    found = [
-        x.get("content") for x in hashes or [] if isinstance(x, dict) and x.get("alg") == "SHA-256"
-    ]
-    properties = about.get("properties") if isinstance(about.get("properties"), list) else []
-    platforms = [
-        str(x.get("value"))
-        for x in properties or []
-        if isinstance(x, dict) and x.get("name") == "sm120:platform"
-    ]
+
+    def tables(name: str) -> list[dict[str, Any]]:
+        rows = about.get(name)
+        return [x for x in rows if isinstance(x, dict)] if isinstance(rows, list) else []
+
+    found = [x.get("content") for x in tables("hashes") if x.get("alg") == "SHA-256"]
+    noted = [x for x in tables("properties") if x.get("name") == "sm120:platform"]
+    platforms = [str(x.get("value")) for x in noted]
     packages, serial = packages_of(bill, title), bill.get("serialNumber")
     # what a wheel says of itself and nobody could read may be anything
     unread = canonical_json(bill).count(b'"name":"sm120:sbom:unread"')

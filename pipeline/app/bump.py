@@ -38,19 +38,7 @@ from pipeline.app.on_slurm import SlurmOrder
 from pipeline.app.pages import Block, write_pages
 from pipeline.app.specs import lock_images
 from pipeline.app.workspace import Workspace, pick_platform, platforms_of
-from pipeline.core import log
-from pipeline.core.errors import (
-    BumpWaits,
-    GateEnvironment,
-    GateUnknown,
-    Interrupted,
-    OfflineMiss,
-    PatchConflict,
-    PipelineError,
-    RecipeInvalid,
-    ResolveFailed,
-    SpecInvalid,
-)
+from pipeline.core import errors, log
 from pipeline.core.files import os_errors_explained, remove_tree, write_bytes
 from pipeline.core.model import Frozen, canonical_json, sha256_of
 from pipeline.core.sealed import read_or_none
@@ -345,7 +333,7 @@ def make_candidate(
     text = path.read_text(encoding="utf-8")
     pin = re.compile(rf"((?<![\w-]){re.escape(engine)}(?:\[[^\]]*\])?==)[\w.+!]+", re.I)
     if not pin.search(text):
-        raise SpecInvalid(
+        raise errors.SpecInvalid(
             f"{name}: its spec does not pin {engine} with ==",
             f"`sm120 image lock {name} --dry-run` shows what a newer lock would have.",
         )
@@ -357,7 +345,7 @@ def make_candidate(
     ]
     write_bytes(path, "".join(lines).encode())
     copy_image(copy, image, name)
-    with suppress(RecipeInvalid):
+    with suppress(errors.RecipeInvalid):
         parser = engine_of(plan_image(checkout, name, platforms[0]))
         # the start test asks whether the parser still knows the flags that recipes use
         if parser:
@@ -372,7 +360,7 @@ def make_candidate(
         key = sha256_of(canonical_json([image, platform, spec.lock_digest(), base]))
         kept = store.root / _FOLDER / "locks" / f"{key.removeprefix('sha256:')}.yaml"
         if offline and not kept.is_file():
-            raise OfflineMiss(
+            raise errors.OfflineMiss(
                 f"{name} with {engine} {version}: the store keeps no lock of it for {platform}",
                 "Only an index says what it needs: run it once without --offline.",
             )
@@ -388,7 +376,7 @@ def lock_facts(checkout: Checkout, name: str, platform: str, engine: str) -> Loc
     """What the lock of an image holds, in the numbers that people compare."""
     plan = plan_image(checkout, name, platform)
     versions, cuda = {pin.name: pin.version for pin in plan.lock.wheels}, ""
-    with suppress(GateEnvironment):  # nothing in it is for a GPU
+    with suppress(errors.GateEnvironment):  # nothing in it is for a GPU
         cuda = cuda_of(plan)
     return LockFacts(
         version=versions.get(engine, ""),
@@ -459,13 +447,13 @@ def bump_images(
             wanted = Requirement(each) if re.match(r"[A-Za-z]", each) else None
         except InvalidRequirement as error:
             hint = "Write a version such as 0.32.0, or ENGINE>=0.30,<0.33."
-            raise SpecInvalid(
+            raise errors.SpecInvalid(
                 f"--to {each}: is neither a version nor a requirement", hint
             ) from error
         engine = str(canonicalize_name(wanted.name)) if wanted else ""
         if engine and engines and engine not in engines:
             named = " or ".join(sorted(engines))
-            raise SpecInvalid(
+            raise errors.SpecInvalid(
                 f"--to {each}: is neither a version nor a requirement of {named}",
                 f"Write a version such as 0.32.0, or a range such as '{min(engines)}>=0.30'.",
             )
@@ -478,7 +466,7 @@ def bump_images(
         for name in names:
             engine = engine_of_image(checkout, name)
             if not engine:
-                raise SpecInvalid(
+                raise errors.SpecInvalid(
                     f"{name}: no single package decides its version",
                     "Name an image of an engine; `sm120 source lock` moves compiled sources.",
                 )
@@ -489,7 +477,7 @@ def bump_images(
                 # a version that is named needs no index, where its lock is kept
                 versions = [part.strip() for each in ranges for part in each.split(",")]
                 if not asked or not all(_NAMED.fullmatch(part) for part in versions):
-                    raise OfflineMiss(
+                    raise errors.OfflineMiss(
                         f"only an index says which versions of {engine} there are",
                         f"Name each with --to, such as --to {locked.version}, or leave"
                         " --offline out.",
@@ -531,7 +519,7 @@ def require_takeable(results: Sequence[Bump]) -> None:
     waiting = [each for each in results if each.advice == "wait"]
     failed = [each for each in waiting if each.failures]
     if waiting:
-        kind, first = (BumpWaits, failed[0]) if failed else (GateUnknown, waiting[0])
+        kind, first = (errors.BumpWaits, failed[0]) if failed else (errors.GateUnknown, waiting[0])
         more = f" (and {len(waiting) - 1} more)" if waiting[1:] else ""
         raise kind(f"{first.sentence}{more}")
 
@@ -558,7 +546,7 @@ def _judge_bump(
         candidate = make_candidate(
             workspace, name, version, platforms, fresh=request.fresh, offline=request.offline
         )
-    except ResolveFailed as error:
+    except errors.ResolveFailed as error:
         seconds = round(time.monotonic() - start, 1)
         return found.model_copy(
             update={"error": f"it cannot be locked: {error}", "seconds": seconds}
@@ -584,11 +572,11 @@ def _judge_bump(
         nonlocal is_whole
         try:
             return judge()
-        except Interrupted:
+        except errors.Interrupted:
             raise
-        except PipelineError as error:
+        except errors.PipelineError as error:
             # a patch fits or not; all else is perhaps of this machine alone, and is tried again
-            is_conflict = isinstance(error, PatchConflict)
+            is_conflict = isinstance(error, errors.PatchConflict)
             is_whole &= is_conflict
             verdict: GateVerdict = "failed" if is_conflict else "unknown"
             gates.append(JudgedGate(gate=gate, arch="", verdict=verdict, bad=[str(error)]))

@@ -126,18 +126,12 @@ def bill_of_materials(
 
     document = cyclonedx(bill)
     for each in weights:
-        is_folder = Path(each).is_dir()
-        lock = (
-            find_set(workspace, Path(each)).lock
-            if is_folder
-            else current_weights_lock(checkout, each)
-        )
+        folder = Path(each)
+        known = find_set(workspace, folder).lock if folder.is_dir() else None
+        lock = known or current_weights_lock(checkout, each)
         # https://github.com/package-url/purl-spec: the Hub's own type, by commit
-        purl, digest, files = (
-            f"pkg:huggingface/{lock.repository}@{lock.commit}",
-            set_digest(lock),
-            [],
-        )
+        purl, digest = f"pkg:huggingface/{lock.repository}@{lock.commit}", set_digest(lock)
+        files = []
         for pin in lock.files:
             hashes = [{"alg": "SHA-256", "content": pin.sha256}] if pin.sha256 else []
             # git's hash of a blob is no hash of the file alone: readers must not take it for one

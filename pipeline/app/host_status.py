@@ -149,10 +149,8 @@ class HostStatus(Frozen):
         known: StatusSources,
     ) -> HostStatus:
         """What a host said, beside what was recorded, tested and measured of it."""
-        to, unsaid = (
-            promised.connection,
-            [x.unknown for x in (facts, served) if isinstance(x, Unknown)],
-        )
+        to = promised.connection
+        unsaid = [x.unknown for x in (facts, served) if isinstance(x, Unknown)]
         # by whichever name a user typed after --on
         names = {promised.host, to.address, f"{to.user}@{to.address}"}
         lines = []

@@ -13,18 +13,14 @@ from pipeline.app.recipes import is_address, recipes_of
 from pipeline.app.serve import RemoteHost, ServeContext, machine_on
 from pipeline.app.signing import Signing
 from pipeline.app.smoke import api_headers, find_server, state_recipe_run
-from pipeline.app.statements import FileStatement, keep_statement
+from pipeline.app.statements import FileStatement, state_run
 from pipeline.app.workspace import Workspace
-from pipeline.artifacts.attest.envelope import SUFFIX
-from pipeline.artifacts.attest.names import TEST_RESULT
-from pipeline.artifacts.attest.statement import moment, state_about, subject
 from pipeline.artifacts.containers.container_engine import Wanted
 from pipeline.core import errors, log
 from pipeline.core.files import sha256_of_file
 from pipeline.core.net.wire import Address
 from pipeline.core.verdict import TestVerdict
-from pipeline.evidence.statements.results import run_predicate
-from pipeline.images.gate.runs import QUALITY_OUTPUTS, QUALITY_RESULT, ImageRun, RunTest
+from pipeline.images.gate.runs import QUALITY_OUTPUTS, ImageRun, RunTest
 from pipeline.images.gate.templates.cases import conversations
 from pipeline.images.gate.templates.files import ModelText
 from pipeline.serving.quality.agreement import (
@@ -105,9 +101,8 @@ def judge_quality(
             show(made)
             run = quality_run(made, folder, recipe=None, inputs={}, machine={"address": url})
             # what runs at an address is not known: the statement is about the files of the result
-            subjects = [subject(name, sha256_of_file(folder / name)) for name in QUALITY_OUTPUTS]
-            statement = state_about(subjects, TEST_RESULT, run_predicate(run), moment())
-            stated = keep_statement(folder / f"{QUALITY_RESULT}{SUFFIX}", statement, signing)
+            files = {name: sha256_of_file(folder / name) for name in QUALITY_OUTPUTS}
+            stated = state_run(folder, files, run, signing)
             log.say(f"statement: {stated.file}, {stated.state}")
             require_quality(made)
         return made
@@ -210,9 +205,7 @@ def import_scores(
         made_by={"sm120-pipeline": __version__},
         tests=tests,
     )
-    subjects = [subject(path.name, found.digest)]
-    statement = state_about(subjects, TEST_RESULT, run_predicate(run), moment())
-    return found, keep_statement(path.with_name(f"{path.name}{SUFFIX}"), statement, Signing())
+    return found, state_run(path.parent, {path.name: found.digest}, run, Signing())
 
 
 def require_quality(result: QualityResult) -> None:

@@ -30,11 +30,8 @@ from pipeline.app.serve import (
     make_job,
 )
 from pipeline.app.signing import Signing
-from pipeline.app.statements import keep_statement
+from pipeline.app.statements import state_run
 from pipeline.app.workspace import Workspace
-from pipeline.artifacts.attest.envelope import SUFFIX
-from pipeline.artifacts.attest.names import TEST_RESULT
-from pipeline.artifacts.attest.statement import moment, state_about, subject
 from pipeline.artifacts.containers.container_engine import ContainerEngine, Wanted
 from pipeline.artifacts.containers.facts import require_own
 from pipeline.core import errors, log
@@ -42,9 +39,8 @@ from pipeline.core.files import sha256_of_file
 from pipeline.core.known import Unknown
 from pipeline.core.model import sha256_of
 from pipeline.core.net.wire import Address
-from pipeline.evidence.statements.results import run_predicate
 from pipeline.hosts.rules.issues import issue_findings, match_rungs
-from pipeline.images.gate.runs import OUTPUTS, RESULT, ImageRun
+from pipeline.images.gate.runs import OUTPUTS, ImageRun
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import speculates
 from pipeline.serving.recipe.model import Recipe
@@ -106,17 +102,10 @@ class SmokeExpectations:
     def plan(self, recipe: Recipe | None) -> SmokePlan:
         """What the server must do."""
         base = plan_for(recipe) if recipe else SmokePlan()
-        values: dict[str, Any] = {
-            "model": self.model,
-            "streams": self.streams,
-            "contexts": self.contexts,
-            "context_tokens": self.context_tokens,
-            "lengths": self.lengths,
-            "pressure_prompts": self.pressure,
-            "vision": self.vision,
-            "text_only": self.text_only,
-        }
-        values = {name: value for name, value in values.items() if value}
+        same = ("model", "streams", "contexts", "context_tokens", "lengths", "vision", "text_only")
+        given: dict[str, Any] = {name: getattr(self, name) for name in same}
+        given["pressure_prompts"] = self.pressure
+        values = {name: value for name, value in given.items() if value}
         if self.no_quality:
             values |= {"quality": False, "why_no_quality": "--no-quality"}
         if self.no_tools:
@@ -253,9 +242,8 @@ def _smoke_address(
                     inputs={f"expected/{recipe.name}": recipe_digest(recipe)} if recipe else {},
                     machine={"address": result.url},
                 )
-                subjects = [subject(name, sha256_of_file(folder / name)) for name in OUTPUTS]
-                statement = state_about(subjects, TEST_RESULT, run_predicate(run), moment())
-                stated = keep_statement(folder / f"{RESULT}{SUFFIX}", statement, signing)
+                files = {name: sha256_of_file(folder / name) for name in OUTPUTS}
+                stated = state_run(folder, files, run, signing)
                 log.say(f"statement: {stated.file}, {stated.state}")
             _require_passed(result, session)
         return result

@@ -18,6 +18,7 @@ from pipeline.artifacts.oci.reference import ImageReference, parse_repository
 from pipeline.artifacts.registry.access import Access
 from pipeline.artifacts.store.store import Store
 from pipeline.core import errors, log
+from pipeline.core.sealed import read_or_none
 from pipeline.images.assemble.golden import read_golden
 from pipeline.images.assemble.image import Built, assemble_images
 from pipeline.images.assemble.plan import ImagePlan, TreePlan, plan_tree
@@ -271,12 +272,8 @@ def list_sources(workspace: Workspace) -> list[dict[str, Any]]:
         try:
             lock = current_source_lock(checkout.source_lock_path(name), spec)
             state = lock.archive.version or lock.archive.file
-        except errors.LockMissing:
-            state = "no"
-        except errors.LockStale:
-            state = "stale"
-        except errors.LockEdited:
-            state = "edited"
+        except errors.LockUnusable as error:
+            state = "no" if isinstance(error, errors.LockMissing) else error.state
         rows += [
             {
                 "source": name,
@@ -312,10 +309,7 @@ def lock_sources(
         with log.step(f"Locking {name}"):
             new = lock_file(store, spec, archive) if archive else lock_source(store, spec)
         path = checkout.source_lock_path(name)
-        try:
-            old = read_source_lock(path)
-        except (errors.LockMissing, errors.LockEdited):
-            old = None
+        old = read_or_none(read_source_lock, path)
         before, after = _facts(old) if old else {}, _facts(new)
         rows += [
             {"source": name, "what": what, "before": before.get(what), "after": value}

@@ -6,15 +6,21 @@ need are imported where they are used: a nightly scrub of weights loads no bench
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.app.signing import Signing
 from pipeline.artifacts.attest.envelope import SUFFIX, enclose, read_kept_envelope
-from pipeline.artifacts.attest.names import HOST_FACTS, KINDS
+from pipeline.artifacts.attest.names import HOST_FACTS, KINDS, TEST_RESULT
 from pipeline.artifacts.attest.predicates import check_predicate
-from pipeline.artifacts.attest.statement import Statement, make_statement, moment
+from pipeline.artifacts.attest.statement import (
+    Statement,
+    make_statement,
+    moment,
+    state_about,
+    subject,
+)
 from pipeline.core.errors import DiskFull, RecordInvalid, SigningFailed, StoreUnwritable
 from pipeline.core.files import write_bytes
 from pipeline.evidence.verify.artifact import open_file
@@ -23,6 +29,7 @@ from pipeline.weights.sign.record import verification_from, weights_record_path,
 
 if TYPE_CHECKING:
     from pipeline.artifacts.attest.keys import Signer
+    from pipeline.images.gate.runs import ImageRun
 
 
 class FileStatement(NamedTuple):
@@ -59,6 +66,17 @@ def keep_statement(
             raise
         return FileStatement(str(path), f"not written: {error}")
     return FileStatement(str(path), state)
+
+
+def state_run(
+    folder: Path, files: Mapping[str, str], run: ImageRun, signing: Signing
+) -> FileStatement:
+    """State a run of which no image is known, by the files of its result, next to the first."""
+    from pipeline.evidence.statements.results import run_predicate
+
+    subjects = [subject(name, digest) for name, digest in files.items()]
+    statement = state_about(subjects, TEST_RESULT, run_predicate(run), moment())
+    return keep_statement(folder / f"{next(iter(files))}{SUFFIX}", statement, signing)
 
 
 def state_weights(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import ssl
@@ -21,6 +20,7 @@ from pipeline.app.weights import backing_of, hints_of_folder, places_in
 from pipeline.app.workspace import Workspace
 from pipeline.core import errors, log
 from pipeline.core.files import read_at_most, write_bytes
+from pipeline.core.net.address import is_loopback
 from pipeline.core.net.http import NetClient
 from pipeline.core.sealed import read_or_none
 from pipeline.hosts.fleet.playbook import promises_of
@@ -173,11 +173,12 @@ def peers_of(
     token = os.environ.get(NEIGHBOUR_TOKEN)
     host, served = host.strip("[]"), ServedSets([place])
     tokens = frozenset([token] if token else [])
-    hub = HubApi(served, Prover([]), tokens, only_loopback=_is_loopback(host), holder=group)
+    is_closed = is_loopback(f"[{host}]")
+    hub = HubApi(served, Prover([]), tokens, only_loopback=is_closed, holder=group)
     server = HubServer(hub.answer, host, int(port), may_read=hub.may_read, is_quiet=True)
     server.listen()
     log.say(f"sharing at http://{_name(host)}:{server.port} until the fetch is over")
-    if not tokens and not _is_loopback(host):
+    if not tokens and not is_closed:
         log.say(
             f"everybody who reaches this address can read the weights; {NEIGHBOUR_TOKEN} on all"
             " hosts restricts that"
@@ -275,12 +276,8 @@ def list_sets(workspace: Workspace) -> list[dict[str, Any]]:
         try:
             lock = model.current_weights_lock(checkout, name)
             row |= {"commit": lock.commit, "files": len(lock.files), "bytes": lock.size_bytes}
-        except errors.LockMissing:
-            row["lock"] = "missing"
-        except errors.LockStale:
-            row["lock"] = "stale"
-        except errors.LockEdited:
-            row["lock"] = "edited"
+        except errors.LockUnusable as error:
+            row["lock"] = error.state
         rows.append(row)
     known = {row["name"] for row in rows}
     # locks of models that were named by their repository
@@ -420,7 +417,7 @@ def serve_hub(
             f"{log.size(unproved)} are checked first; `sm120 weights verify` does that once for all"
         )
         prover.advance = log.LineBar("checking", unproved).advance
-    hub = HubApi(served, prover, tokens, only_loopback=_is_loopback(host), scheme=scheme)
+    hub = HubApi(served, prover, tokens, only_loopback=is_loopback(f"[{host}]"), scheme=scheme)
 
     def answer(request: Request) -> Response:
         own = answer_first(request) if hub.may_read(request) else None
@@ -435,7 +432,7 @@ def serve_hub(
     try:
         prover.start()
         endpoint = f"{scheme}://{_name(server.host)}:{server.port}"
-        is_open = not tokens and not _is_loopback(server.host)
+        is_open = not tokens and not is_loopback(f"[{server.host}]")
         yield ServedHub(endpoint, served, is_open, server.run)
     except KeyboardInterrupt:
         requests = log.count(server.requests, "request")
@@ -450,13 +447,6 @@ def _name(host: str) -> str:
     if host in ("0.0.0.0", "::", ""):  # noqa: S104 - only compared
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _tokens(path: Path) -> frozenset[str]:

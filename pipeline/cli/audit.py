@@ -9,7 +9,14 @@ import click
 from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import EXISTING_FILE, EXISTING_FOLDER, Read, flag_option, query
+from pipeline.cli.options import (
+    EXISTING_FOLDER,
+    Read,
+    file_option,
+    flag_option,
+    many_option,
+    query,
+)
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.evidence.audit.match import parse_held
@@ -23,17 +30,15 @@ from pipeline.evidence.audit.match import parse_held
     metavar="DIR",
     help="Folder with OSV's all.zip or records, and Debian's tracker dump, as published.",
 )
-@click.option(
+@many_option(
     "--holds",
-    multiple=True,
     type=Read("package", parse_held),
     metavar="NAME<VERSION",
     help="Find who holds this, e.g. urllib3<2.5 or deb:openssl<3.0.17-1. Repeatable.",
 )
-@click.option(
+@file_option(
     "--hosts",
     "hosts_path",
-    type=EXISTING_FILE,
     metavar="FILE",
     help="What `sm120 host status --json` printed: shows the hosts that serve each image.",
 )

@@ -13,12 +13,14 @@ from pipeline.app.recipes import is_address
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
 from pipeline.cli.options import (
-    ANY_PATH,
     COUNTS,
     EXISTING_FILE,
     Numbers,
     command,
+    file_option,
     flag_option,
+    many_option,
+    path_option,
     query,
 )
 from pipeline.cli.output import answer_keys, say_json
@@ -68,10 +70,9 @@ _RATES = Numbers("0.5,1,2", 1e-6, float)
 _measure_options = options.all_of(
     [
         options.recipes_option,
-        click.option(
+        many_option(
             "--workload",
             "names",
-            multiple=True,
             metavar="NAME|FILE",
             help="What to ask of it. Repeatable [default: what the recipe names, else `tiny` for"
             " a tiny recipe and `quick` for others].",
@@ -104,9 +105,8 @@ _CHANGES = ("concurrency", "rate", "requests", "input_tokens", "output_tokens", 
     help="Start the engine of the recipe so often, and measure a share of the trials in each start;"
     " the intervals are over starts [default: measure what is served].",
 )
-@click.option(
+@file_option(
     "--host-facts",
-    type=EXISTING_FILE,
     help="Facts of the server's host, as `sm120 host facts --json` writes them; with --on they must"
     " be those that the host has now [default with --on: asked of the host].",
 )
@@ -115,10 +115,9 @@ _CHANGES = ("concurrency", "rate", "requests", "input_tokens", "output_tokens", 
     type=options.EXISTING_FOLDER,
     help="Folder of the weights, for workloads that start the engine; a tiny recipe makes its own.",
 )
-@click.option(
+@path_option(
     "--output",
     "out",
-    type=ANY_PATH,
     help="Folder for the results of each WORKLOAD; a partial run there goes on [bench].",
 )
 @options.on_options
@@ -190,7 +189,7 @@ def bench_run_command(
 @command
 @click.argument("target", metavar="RECIPE")
 @_measure_options
-@click.option("--weights", type=ANY_PATH, help="Folder of the weights on the node.")
+@path_option("--weights", help="Folder of the weights on the node.")
 def bench_answer_command(workspace: Workspace, /, target: str, **options: Any) -> None:
     """Serve a recipe and measure it by the workloads whose keys come on stdin, a key a line.
 
@@ -274,10 +273,9 @@ def bench_list_command(as_json: bool) -> None:
     default=8,
     help="With --live: trials of each cell and server.",
 )
-@click.option(
+@path_option(
     "--output",
     "out",
-    type=ANY_PATH,
     default=Path("bench"),
     help="With --live: folder for both runs, as first/WORKLOAD and second/WORKLOAD.",
 )
@@ -296,10 +294,9 @@ def bench_list_command(as_json: bool) -> None:
     default=5.0,
     help="With --gate: percent by which a number may be worse.",
 )
-@click.option(
+@many_option(
     "--metric",
     "metrics",
-    multiple=True,
     help=f"With --gate: judge this number. Repeatable [default: {', '.join(GATED)}].",
 )
 @options.json_option
@@ -408,7 +405,7 @@ def _plain(value: float, digits: int) -> str:
 
 @click.command("record")
 @click.argument("engine_log", metavar="LOG", type=EXISTING_FILE)
-@click.option("--output", "out", type=ANY_PATH, default=Path("trace.jsonl"), help="The trace.")
+@path_option("--output", "out", default=Path("trace.jsonl"), help="The trace.")
 @click.option("--block-tokens", type=click.IntRange(1, 4096), default=64, help="Tokens of a block.")
 @options.json_option
 def bench_record_command(engine_log: Path, out: Path, block_tokens: int, as_json: bool) -> None:

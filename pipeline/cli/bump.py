@@ -9,7 +9,7 @@ import click
 from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, flag_option, query
+from pipeline.cli.options import flag_option, many_option, path_option, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 
@@ -20,15 +20,13 @@ if TYPE_CHECKING:
 @query
 @click.argument("names", metavar="[IMAGE]...", nargs=-1)
 @flag_option("--all", "everything", help="Judge every image that has an engine of its own.")
-@click.option(
+@many_option(
     "--to",
-    multiple=True,
     metavar="VERSION",
     help="Version to judge, or a requirement such as 'vllm>=0.30' [default: newest]. Repeatable.",
 )
-@click.option(
+@path_option(
     "--output",
-    type=ANY_PATH,
     help="Page to write, without its ending: .md, .html and .json [default: in the store].",
 )
 @flag_option(
@@ -81,18 +79,14 @@ def bump_command(
 
 
 @query
-@click.option(
+@many_option(
     "--engine",
     "engines",
-    multiple=True,
     metavar="REQUIREMENT",
     help="Engine and its releases, such as 'vllm>=0.27' [default: all of a year]. Repeatable.",
 )
-@click.option(
-    "--output",
-    type=ANY_PATH,
-    default="catalogue",
-    help="Page to write, without its ending: .json, .md and .html.",
+@path_option(
+    "--output", default="catalogue", help="Page to write, without its ending: .json, .md and .html."
 )
 @click.option(
     "--most", type=click.IntRange(1), default=24, help="Newest releases to judge of each engine."

@@ -11,7 +11,16 @@ from pipeline import app
 from pipeline.app.bundle import BundleRequest
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, PLATFORM, flag_option, query
+from pipeline.cli.options import (
+    ANY_PATH,
+    EXISTING_FILE,
+    PLATFORM,
+    file_option,
+    flag_option,
+    many_option,
+    path_option,
+    query,
+)
 from pipeline.cli.output import say_json
 from pipeline.core import log
 
@@ -30,7 +39,7 @@ _for = click.option(
 
 @query
 @click.argument("path", metavar="PLAN", type=EXISTING_FILE)
-@click.option("--output", "folder", type=ANY_PATH, required=True, help="Folder for the bundle.")
+@path_option("--output", "folder", required=True, help="Folder for the bundle.")
 @flag_option("--dry-run", help="Show how much would be brought; fetch and write nothing.")
 @_for
 @click.option(
@@ -39,22 +48,20 @@ _for = click.option(
     help="Python of that machine [default: the one that runs this].",
 )
 @click.option("--no-weights", "weights", flag_value=False, default=True, help="Leave weights out.")
-@click.option(
+@many_option(
     "--from",
     "neighbours",
-    multiple=True,
     metavar="FOLDER|URL",
     help="Folder, or `weights serve`, to take weights from first. Repeatable.",
 )
-@click.option(
+@many_option(
     "--repository",
     "repositories",
-    multiple=True,
     callback=_pair,
     metavar="SYSTEM=ADDRESS",
     help="Repository of hosts' packages, such as ubuntu-24.04/amd64=URL. Repeatable.",
 )
-@click.option("--keyring", type=EXISTING_FILE, help="Public key of that repository.")
+@file_option("--keyring", help="Public key of that repository.")
 @click.option(
     "--no-archive",
     "archive",
@@ -62,32 +69,25 @@ _for = click.option(
     default=True,
     help="Leave packages of the system's own archive out: the hosts reach one.",
 )
-@click.option(
+@many_option(
     "--role",
     "roles",
-    multiple=True,
     help="Role of hosts whose packages the system's own archive has [default: all]. Repeatable.",
 )
-@click.option(
+@many_option(
     "--package",
     "packages",
-    multiple=True,
     metavar="NAME",
     help="One more package of that archive, such as linux-headers-VERSION. Repeatable.",
 )
-@click.option(
+@many_option(
     "--archive",
     "archives",
-    multiple=True,
     callback=_pair,
     metavar="SYSTEM=ADDRESS",
     help="The system's own archive [default: Debian's, as apt has it here]. Repeatable.",
 )
-@click.option(
-    "--archive-keyring",
-    type=EXISTING_FILE,
-    help="Public keys of that archive [default: those of Debian 12].",
-)
+@file_option("--archive-keyring", help="Public keys of that archive [default: those of Debian 12].")
 @options.key_option
 @options.mirror_option
 @options.base_options
@@ -122,15 +122,11 @@ def bundle_command(workspace: Workspace, /, dry_run: bool, as_json: bool, **opti
 
 @query
 @click.argument("folder", metavar="DIR", type=ANY_PATH)
-@click.option("--output", type=ANY_PATH, help="Copy its parts here, and unpack the checkout.")
+@path_option("--output", help="Copy its parts here, and unpack the checkout.")
 @_for
 @options.trust_option
-@click.option(
-    "--key",
-    "key_paths",
-    multiple=True,
-    type=EXISTING_FILE,
-    help="Public key to believe, this once. Repeatable.",
+@many_option(
+    "--key", "key_paths", type=EXISTING_FILE, help="Public key to believe, this once. Repeatable."
 )
 @flag_option("--serve", help="Then serve it to other machines, until Ctrl-C.")
 @click.option("--host", default="127.0.0.1", help="For --serve: address to listen on.")

@@ -13,7 +13,13 @@ from pipeline.app.hosts import PlayMode
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
 from pipeline.cli.hosts import FOR_ANSIBLE, fleet_of, play_options
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, flag_option
+from pipeline.cli.options import (
+    EXISTING_FILE,
+    file_option,
+    flag_option,
+    many_option,
+    path_option,
+)
 from pipeline.cli.output import say_json
 from pipeline.cli.serve import skip_preflight_option, timeout_option
 from pipeline.core import log
@@ -26,11 +32,10 @@ from pipeline.core.files import write_bytes
 @click.option(
     "--registry", metavar="REF", help="Where the image was published: REGISTRY/REPOSITORY[@DIGEST]."
 )
-@click.option("--weights", type=ANY_PATH, help="Folder of the weights on the hosts [/models/SET].")
-@click.option("--draft", type=ANY_PATH, help="Folder of the draft model's weights on the hosts.")
-@click.option(
+@path_option("--weights", help="Folder of the weights on the hosts [/models/SET].")
+@path_option("--draft", help="Folder of the draft model's weights on the hosts.")
+@many_option(
     "--weights-from",
-    multiple=True,
     metavar="URL|FOLDER",
     help="Ask this `sm120 weights serve`, or folder of the hosts, before the Hub. Repeatable.",
 )
@@ -73,18 +78,10 @@ from pipeline.core.files import write_bytes
 @flag_option("--absent", help="Remove unit, container and record from the hosts.")
 @flag_option("--remove-weights", help="With --absent: remove the weights, too.")
 @options.trust_option
-@click.option(
-    "--key",
-    "key_paths",
-    type=EXISTING_FILE,
-    multiple=True,
-    help="Public key to believe. Repeatable.",
-)
-@click.option("--policy", "policy_path", type=EXISTING_FILE, help="What the evidence must show.")
+@many_option("--key", "key_paths", type=EXISTING_FILE, help="Public key to believe. Repeatable.")
+@file_option("--policy", "policy_path", help="What the evidence must show.")
 @options.access_options
-@click.option(
-    "--output", "out", type=ANY_PATH, help="Write what the role engine takes here; touch no host."
-)
+@path_option("--output", "out", help="Write what the role engine takes here; touch no host.")
 @options.json_option
 @play_options
 def host_deploy_command(

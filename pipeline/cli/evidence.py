@@ -12,7 +12,15 @@ from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.attest.names import KINDS
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, command, flag_option, query
+from pipeline.cli.options import (
+    EXISTING_FILE,
+    command,
+    file_option,
+    flag_option,
+    many_option,
+    path_option,
+    query,
+)
 from pipeline.cli.output import say_bytes, say_json
 from pipeline.core import log
 from pipeline.evidence.verify.verdict import show
@@ -57,12 +65,7 @@ def evidence_make_command(
     required=True,
     help="Kind of statement, such as host-facts, benchmark-run or report.",
 )
-@click.option(
-    "--predicate",
-    type=EXISTING_FILE,
-    required=True,
-    help="JSON file with the content of the statement.",
-)
+@file_option("--predicate", required=True, help="JSON file with the content of the statement.")
 @options.key_option
 def evidence_attest_command(
     artifact: Path, kind: str, predicate: Path, key_path: Path | None
@@ -83,9 +86,8 @@ def evidence_attest_command(
     default="cyclonedx",
     help="CycloneDX 1.6 or SPDX 2.3, as JSON.",
 )
-@click.option(
+@many_option(
     "--weights",
-    multiple=True,
     metavar="SET|DIR",
     help="Locked weights that run with it: makes it the bill of a run. Repeatable.",
 )
@@ -104,9 +106,7 @@ def evidence_sbom_command(workspace: Workspace, /, **options: Any) -> None:
 
 @command
 @click.argument("name")
-@click.option(
-    "--output", "folder", type=ANY_PATH, help="Folder for the key [default: your own keys]."
-)
+@path_option("--output", "folder", help="Folder for the key [default: your own keys].")
 @flag_option("--passphrase", "ask", help="Ask for a passphrase [SM120_KEY_PASSPHRASE].")
 def evidence_new_key_command(
     workspace: Workspace, name: str, folder: Path | None, ask: bool
@@ -143,20 +143,18 @@ def evidence_show_key_command(name: str) -> None:
 @click.command("trust-key")
 @click.argument("public", metavar="FILE.pub", type=EXISTING_FILE)
 @click.option("--name", help="Name of the key in messages [default: that of its file].")
-@click.option(
+@many_option(
     "--for",
     "believed",
-    multiple=True,
     metavar="KIND",
     type=click.Choice([*KINDS]),
     help="Believe it only about this, e.g. provenance. Repeatable [default: all kinds].",
 )
-@click.option(
+@path_option(
     "--trust",
     "path",
     # the file that verify believes then, and no other
     envvar="SM120_TRUST",
-    type=ANY_PATH,
     help="Trust file to change, e.g. lockfiles/trust.yaml [SM120_TRUST; default: your own].",
 )
 def evidence_trust_key_command(
@@ -172,11 +170,10 @@ def evidence_trust_key_command(
 
 @command
 @click.argument("wanted", metavar="NAME|ID|FILE.pub")
-@click.option(
+@file_option(
     "--trust",
     "path",
     envvar="SM120_TRUST",
-    type=EXISTING_FILE,
     help="Trust file to change, e.g. lockfiles/trust.yaml [SM120_TRUST; default: your own].",
 )
 def evidence_untrust_key_command(workspace: Workspace, wanted: str, path: Path | None) -> None:
@@ -218,27 +215,23 @@ def evidence_list_keys_command(
 
 @query
 @click.argument("artifact", metavar="IMAGE|RUN|REPORT|FILE|DIR|REGISTRY/REPO:TAG|@DIGEST")
-@click.option(
+@many_option(
     "--evidence",
     "places",
-    multiple=True,
     # a mistyped name is no broken evidence
     type=click.Path(exists=True, path_type=Path),
     help="Statement file or folder of them [default: those beside it]. Repeatable.",
 )
 @options.look_in_option
 @options.trust_option
-@click.option(
+@many_option(
     "--key",
     "key_paths",
-    multiple=True,
     type=EXISTING_FILE,
     metavar="FILE.pub",
     help="Public key to believe for this once, about everything. Repeatable.",
 )
-@click.option(
-    "--policy", "policy_path", type=ANY_PATH, help="File of what the evidence must hold, for CI."
-)
+@path_option("--policy", "policy_path", help="File of what the evidence must hold, for CI.")
 @flag_option("--deep", help="Read every layer in a registry and every weights file.")
 @flag_option("--all", "everything", help="Show every package, not only what is wrong.")
 @options.own_recipes_option

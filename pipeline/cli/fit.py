@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from pipeline import app
-from pipeline.cli.options import CARD_SIZE, SIZE, TOKENS, json_option
+from pipeline.cli.options import CARD_SIZE, SIZE, TOKENS, json_option, many_option
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.core.errors import DoesNotFit, ModelUnreadable
@@ -110,9 +110,7 @@ _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 @click.option(
     "--headroom", type=SIZE, default="2GiB", help="Memory to leave free per GPU (ik_llama)."
 )
-@click.option(
-    "--check-ot", multiple=True, help="Judge this -ot rule (ik_llama). Repeatable, in order."
-)
+@many_option("--check-ot", help="Judge this -ot rule (ik_llama). Repeatable, in order.")
 @click.option("--mbps", type=_RATE, callback=_finite, help="Download speed, in MB per second.")
 @json_option
 @click.pass_context

@@ -19,7 +19,7 @@ from pipeline.cli.gate_tables import (
     show_templates,
     show_unreached,
 )
-from pipeline.cli.options import Numbers, command, flag_option, query
+from pipeline.cli.options import Numbers, command, flag_option, many_option, query
 from pipeline.cli.output import answer_keys, say_json
 from pipeline.core import log
 from pipeline.images.gate.arch import ARCHITECTURES, target_of
@@ -58,9 +58,8 @@ class FamilyPath(click.ParamType[Any]):
 
 @query
 @click.argument("image", metavar="IMAGE")
-@click.option(
+@many_option(
     "--only",
-    multiple=True,
     type=click.Choice(["smem", "numerics", "parsers", "templates", "arch"]),
     help="Run only this gate. Repeatable [default: all that the image names].",
 )
@@ -72,9 +71,8 @@ class FamilyPath(click.ParamType[Any]):
 )
 @flag_option("--unpatched", help="Judge the engine as published, without patches.")
 @series_option
-@click.option(
+@many_option(
     "--weights",
-    multiple=True,
     type=FamilyPath(),
     help="Compare with the tokenizer and render with the template of these weights. Repeatable.",
 )
@@ -240,8 +238,7 @@ def gate_show_command(
     rows, bad = [], list[str]()
     for result in gates.results:
         found = [row.verdict for row in result.rows]
-        counts = {verdict: found.count(verdict) for verdict in dict.fromkeys(found)}
-        listed = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
+        listed = log.counts_by_kind(found, dict.fromkeys(found))
         rows.append([result.gate, result.arch, result.verdict, listed or result.message])
         failed = [row for row in result.rows if row.verdict in ("failed", "unknown")]
         bad += [f"{result.gate}: {row.name}: {row.message}" for row in failed]

@@ -9,7 +9,7 @@ from pipeline.artifacts.binary.fatbin import CUBIN, PTX, CodeTarget
 from pipeline.core import log
 from pipeline.images.gate.arch import ArchReport, ArchSpec, JudgedObject, ObjectVerdict
 from pipeline.images.gate.parsers.judge import ParserResult, ParserResults
-from pipeline.images.gate.smem.results import CaseResult, GateResult, NumericsResult
+from pipeline.images.gate.smem.results import CaseResult, EngineResult, GateResult, NumericsResult
 from pipeline.images.gate.templates.judge import RenderedCase, TemplateResults
 
 _VERDICTS = ("passed", "accepted", "failed", "unknown")
@@ -50,13 +50,10 @@ def show_kernels(
             ]
         )
     facts, covered = result.environment, result.coverage
-    lines = [log.table([*head, "blocks"], rows), ""] if rows else []
-    lines += _messages(shown)
+    lines = _table([*head, "blocks"], rows, shown)
     where = "the image's own files" if facts.kind == "image" else f"wheels for {facts.platform}"
-    number = len(result.patches)
-    held = f"with {log.count(number, 'patch', 'patches')}" if number else "unpatched"
     lines.append(
-        f"{result.engine} {result.engine_version} {held}, Triton {facts.triton},"
+        f"{_engine(result)}, Triton {facts.triton},"
         f" torch {facts.torch} ({where}, GPU libraries are stubs)"
     )
     # what was judged is not quite what runs: the reader must know
@@ -70,13 +67,13 @@ def show_kernels(
             f"{covered.reached} of the engine's {covered.kernels} Triton kernels are reached;"
             f" `sm120 gate run {result.image} --discover` names the rest"
         )
-    counts = {v: sum(c.verdict == v for c in result.cases) for v in _VERDICTS}
     lines.append(
         f"{result.image} on {result.card.arch}: {_summary(result.cases)} in"
         f" {log.seconds(result.seconds)}{_kept(result.cases)}"
     )
     # how much of what fits was also seen to compute the right thing
-    if (passed := counts["passed"]) and result.numerics is None:
+    passed = sum(case.verdict == "passed" for case in result.cases)
+    if passed and result.numerics is None:
         cases = log.count(passed, "passed case")
         lines.append(f"The numerics of {cases} were not checked (--only numerics)")
     elif passed:
@@ -95,14 +92,23 @@ def _sorted(cases: Sequence[_Judged], only_failed: bool, hide_passed: bool) -> l
     return sorted(chosen, key=lambda case: _ORDER.index(case.verdict))
 
 
-def _messages(cases: Sequence[_Judged]) -> list[str]:
-    """What there is to say of cases, each once; of those that failed last."""
+def _table(
+    head: Sequence[str], rows: Sequence[Sequence[object]], cases: Sequence[_Judged]
+) -> list[str]:
+    """The table, then what there is to say of cases, each once; of those that failed last."""
     ordered = sorted(cases, key=lambda case: -_ORDER.index(case.verdict))
     names: dict[str, list[str]] = {}
     for case in ordered:
         if case.message:
             names.setdefault(case.message, []).append(case.name)
-    return [f"{', '.join(of)}: {message}" for message, of in names.items()]
+    messages: list[str] = [f"{', '.join(of)}: {message}" for message, of in names.items()]
+    return [*([log.table(head, rows), ""] if rows else []), *messages]
+
+
+def _engine(result: EngineResult) -> str:
+    number = len(result.patches)
+    held = f"with {log.count(number, 'patch', 'patches')}" if number else "unpatched"
+    return f"{result.engine} {result.engine_version} {held}"
 
 
 def _kept(cases: Sequence[_Judged]) -> str:
@@ -145,11 +151,10 @@ def show_numbers(
         sizes = " ".join(f"{k}={v}" for k, v in blocks.items() if "BLOCK" in k)
         numbers = [error, f"{case.tolerance:.2e}", f"{case.seconds:.1f}", sizes]
         rows.append([case.name, case.reference, case.verdict, *numbers])
-    lines = ["", log.table(_HEAD, rows), ""] if rows else [""]
-    lines += _messages(shown)
+    lines = ["", *_table(_HEAD, rows, shown)]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(numerics.versions.items()))
-    counts = {v: sum(c.verdict == v for c in numerics.cases) for v in ("right", "wrong", "unknown")}
-    summary = ", ".join(f"{n} {v}" for v, n in counts.items() if n) or "no case has numerics"
+    found = log.counts_by_kind((c.verdict for c in numerics.cases), ("right", "wrong", "unknown"))
+    summary = found or "no case has numerics"
     fixes = log.count(len(numerics.repairs), "fix", "fixes")
     lines += [
         "An error is relative to the sum of the magnitudes that were added up.",
@@ -174,9 +179,7 @@ def show_parsers(
         ]
         for case in shown
     ]
-    lines = [log.table(head, rows), ""] if rows else []
-    lines += _messages(shown)
-    lines += _judged_endpoint(result)
+    lines = [*_table(head, rows, shown), *_judged_endpoint(result)]
     streams = sum(case.streams for case in result.cases)
     lines.append(
         f"{result.image}'s parsers: {_summary(result.cases)} in {streams} streams,"
@@ -187,11 +190,9 @@ def show_parsers(
 
 def _judged_endpoint(result: ParserResults | TemplateResults) -> list[str]:
     """What was judged, and what was not, of a gate that drives the chat endpoint."""
-    number = len(result.patches)
-    held = f"with {log.count(number, 'patch', 'patches')}" if number else "unpatched"
     where = "the image's own" if result.environment.kind == "image" else "this machine's"
     lines = [
-        f"{result.engine} {result.engine_version} {held}, {where} Python"
+        f"{_engine(result)}, {where} Python"
         f" {result.environment.python}, without torch, server and model"
     ]
     # the verdicts are about these routes alone
@@ -204,8 +205,7 @@ def _judged_endpoint(result: ParserResults | TemplateResults) -> list[str]:
 
 
 def _summary(cases: Sequence[_Judged]) -> str:
-    counts = {v: sum(c.verdict == v for c in cases) for v in _VERDICTS}
-    return ", ".join(f"{n} {v}" for v, n in counts.items() if n)
+    return log.counts_by_kind((case.verdict for case in cases), _VERDICTS)
 
 
 def show_templates(
@@ -222,9 +222,7 @@ def show_templates(
         for case in shown
     ]
     head = ["case", "verdict", "characters", "tokens", "differs after"]
-    lines = [log.table(head, rows), ""] if rows else []
-    lines += _messages(shown)
-    lines += _judged_endpoint(result)
+    lines = [*_table(head, rows, shown), *_judged_endpoint(result)]
     families = log.count(len(result.templates), "template")
     lines.append(
         f"{result.image}'s conversations: {_summary(result.cases)} with {families},"

@@ -13,7 +13,14 @@ from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
 from pipeline.cli.hosts import show_fix, show_fixes
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, flag_option, json_option, query
+from pipeline.cli.options import (
+    ANY_PATH,
+    EXISTING_FILE,
+    flag_option,
+    json_option,
+    many_option,
+    query,
+)
 from pipeline.cli.output import own_command, say_json
 from pipeline.core import log
 from pipeline.core.errors import IssueFound
@@ -144,9 +151,8 @@ def host_drift_command(old: Path, new: str, root: Path | None, as_json: bool) ->
 
 @click.command("outliers")
 @click.argument("files", nargs=-1, required=True, type=EXISTING_FILE)
-@click.option(
+@many_option(
     "--checks",
-    multiple=True,
     type=EXISTING_FILE,
     help="Result of `host check --json` of each host, in the same order. Repeatable.",
 )
@@ -172,9 +178,8 @@ def host_outliers_command(files: tuple[Path, ...], checks: tuple[Path, ...], as_
 @flag_option("--functions", "only_functions", help="Run the function tests only.")
 @click.option("--cuda", metavar="13.x", help="CUDA branch of the images that this host will run.")
 @click.option("--ranks", type=int, help="Number of GPUs that must be there and are tested.")
-@click.option(
+@many_option(
     "--only",
-    multiple=True,
     type=click.Choice(["copy", "all_reduce", "writes"]),
     help="Run only this test. Repeatable.",
 )

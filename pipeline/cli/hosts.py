@@ -14,7 +14,15 @@ from pipeline import app
 from pipeline.app.hosts import ROLES, PlayMode
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import EXISTING_FILE, all_of, flag_option, query
+from pipeline.cli.options import (
+    EXISTING_FILE,
+    all_of,
+    file_option,
+    flag_option,
+    many_option,
+    path_option,
+    query,
+)
 from pipeline.cli.output import say_json, show_moves
 from pipeline.core import log, proc
 from pipeline.core.files import write_bytes
@@ -30,44 +38,30 @@ _QUIET = ("passed", "not applicable")
 # a program in the place of a password file may itself ask a person
 _ASK_LIMIT_S = 60.0
 _FLEET: Sequence[Callable[[Any], Any]] = (
-    click.option(
+    many_option(
         "-i",
         "--inventory",
         "inventories",
-        multiple=True,
         required=True,
         help="Ansible inventory of the hosts. Repeatable.",
     ),
     # the same letters and names as ansible-playbook, whose users type them without thinking
     click.option("-l", "--limit", help="Work on these hosts or groups only."),
-    click.option(
-        "-e",
-        "--extra-vars",
-        multiple=True,
-        help="Variables that override the inventory's. Repeatable.",
-    ),
+    many_option("-e", "--extra-vars", help="Variables that override the inventory's. Repeatable."),
     click.option("-u", "--user", help="User on the hosts."),
-    click.option("--private-key", type=EXISTING_FILE, help="SSH key."),
-    click.option(
-        "--vault-password-file",
-        type=EXISTING_FILE,
-        help="File with the password of Ansible's vault.",
-    ),
-    click.option(
-        "--vault-id", "vault_ids", multiple=True, help="Vault identity, as in Ansible. Repeatable."
-    ),
+    file_option("--private-key", help="SSH key."),
+    file_option("--vault-password-file", help="File with the password of Ansible's vault."),
+    many_option("--vault-id", "vault_ids", help="Vault identity, as in Ansible. Repeatable."),
     flag_option("-J", "--ask-vault-pass", help="Ask for the vault password once."),
     flag_option("-k", "--ask-pass", help="Ask for the SSH password once."),
-    click.option(
+    file_option(
         "--connection-password-file",
-        type=EXISTING_FILE,
         envvar="ANSIBLE_CONNECTION_PASSWORD_FILE",
         help="File with the SSH password.",
     ),
     flag_option("-K", "--ask-become-pass", help="Ask for the sudo password once."),
-    click.option(
+    file_option(
         "--become-password-file",
-        type=EXISTING_FILE,
         envvar="ANSIBLE_BECOME_PASSWORD_FILE",
         help="File with the sudo password.",
     ),
@@ -151,12 +145,8 @@ def _secret(path: Path | None, ask: bool, prompt: str) -> str:
     help="Public key of the repository, armored or binary.",
 )
 @click.option("--suite", help="Suite of the repository, where it is not a flat one.")
-@click.option(
-    "--component",
-    "components",
-    multiple=True,
-    default=["main"],
-    help="Component of the suite. Repeatable.",
+@many_option(
+    "--component", "components", default=["main"], help="Component of the suite. Repeatable."
 )
 @options.locking_dry_run_option
 @options.lock_check_option
@@ -190,7 +180,7 @@ def host_lock_command(
 
 @click.command(context_settings=FOR_ANSIBLE)
 @play_options
-@click.option("-t", "--tags", multiple=True, help="Run this role only. Repeatable.")
+@many_option("-t", "--tags", help="Run this role only. Repeatable.")
 def host_provision_command(
     workspace: Workspace, /, tags: tuple[str, ...], mode: PlayMode, **given: Any
 ) -> None:
@@ -254,10 +244,9 @@ def host_attest_command(files: tuple[Path, ...], key_path: Path | None) -> None:
 
 @query
 @fleet_options
-@click.option(
+@many_option(
     "--role",
     "roles",
-    multiple=True,
     type=click.Choice(ROLES),
     metavar="ROLE",
     help="Check this role only. Repeatable.",
@@ -317,14 +306,13 @@ def host_verify_command(
 
 @query
 @fleet_options
-@click.option(
+@many_option(
     "--bench",
     "benches",
-    multiple=True,
     type=options.EXISTING_FOLDER,
     help="Folder with results of `sm120 bench`, also below it. Repeatable [bench].",
 )
-@click.option("--html", "page", type=options.ANY_PATH, help="Write the table as a page, too.")
+@path_option("--html", "page", help="Write the table as a page, too.")
 def host_status_command(
     workspace: Workspace,
     /,

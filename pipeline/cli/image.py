@@ -160,9 +160,8 @@ def build_command(workspace: Workspace, /, dry_run: bool, as_json: bool, **optio
     gates = []
     for image, staged in done.stages.items():
         for gate in staged.gates.results:
-            verdicts: list[str] = [row.verdict for row in gate.rows]
             kinds = ("passed", "accepted", "failed", "unknown")
-            counts = ", ".join(f"{n} {kind}" for kind in kinds if (n := verdicts.count(kind)))
+            counts = log.counts_by_kind((row.verdict for row in gate.rows), kinds)
             # a result for another card may be kept from an earlier run: it took no time now
             seconds = log.seconds(staged.seconds.get(f"{gate.gate} {gate.arch}", 0.0))
             # a gate that could not begin has no rows, only the reason
@@ -377,8 +376,7 @@ def image_test_command(workspace: Workspace, /, as_json: bool, **options: Any) -
     ]
     click.echo(log.table(["image", "verdict", "test", "message"], rows) + "\n")
     for image, run in results.items():
-        verdicts: list[str] = [test.verdict for test in run.tests]
         kinds = ("passed", "failed", "unknown", "skipped")
-        counts = ", ".join(f"{n} {kind}" for kind in kinds if (n := verdicts.count(kind)))
+        counts = log.counts_by_kind((test.verdict for test in run.tests), kinds)
         click.echo(f"{image.name} for {image.platform} {run.summary()}: {counts}")
     app.gate.require_started(results)

@@ -19,7 +19,16 @@ from pipeline.artifacts.attest.trust import Trust
 from pipeline.artifacts.oci.record import Kind
 from pipeline.bootstrap import FOLDER
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, PLATFORM, command, flag_option, query
+from pipeline.cli.options import (
+    ANY_PATH,
+    EXISTING_FILE,
+    PLATFORM,
+    command,
+    flag_option,
+    many_option,
+    path_option,
+    query,
+)
 from pipeline.cli.output import own_command, say_bytes, say_json, show_moves
 from pipeline.core import log
 from pipeline.core.errors import MirrorUnknown
@@ -44,17 +53,15 @@ from pipeline.serving.recipe.model import RecipeFile
 @click.option("--base", metavar="IMAGE", help="Image that it stands on, as it is.")
 @click.option("--like", metavar="IMAGE", help="Image whose whole spec is copied, to be changed.")
 @click.option("--summary", help="One sentence about it.")
-@click.option(
+@many_option(
     "--require",
     "requirements",
-    multiple=True,
     metavar="REQUIREMENT",
     help="Wheel to add, such as torch==2.13.0. Repeatable.",
 )
-@click.option(
+@many_option(
     "--platform",
     "platforms",
-    multiple=True,
     type=PLATFORM,
     help="Platform that it is for [default: those of its base]. Repeatable.",
 )
@@ -83,7 +90,7 @@ def image_new_command(
 @click.argument("file", metavar="FILE", type=EXISTING_FILE)
 @click.option("--of", metavar="PATH", help="File of the image that FILE is a copy of.")
 @click.option("--why", required=True, help="What breaks without the patch, or what it is for.")
-@click.option("--upstream", multiple=True, metavar="URL", help="Issue or pull request. Repeatable.")
+@many_option("--upstream", metavar="URL", help="Issue or pull request. Repeatable.")
 @click.option("--no-upstream", metavar="REASON", help="Why it is nothing for upstream.")
 @click.option("--gate", metavar="NAME", help="Case file that fails without it, without `.yaml`.")
 @click.option("--no-gate", metavar="REASON", help="Why no gate can judge it.")
@@ -156,7 +163,7 @@ def image_lock_command(
 
 @query
 @click.argument("name", metavar="IMAGE")
-@click.option("--tag", "tags", multiple=True, help="Name of the image in Docker. Repeatable.")
+@many_option("--tag", "tags", help="Name of the image in Docker. Repeatable.")
 @options.platform_option
 def load_command(workspace: Workspace, /, name: str, as_json: bool, **options: Any) -> None:
     """Load a built image into the Docker daemon that DOCKER_HOST names.
@@ -190,7 +197,7 @@ def image_export_command(workspace: Workspace, /, folder: Path, **options: Any) 
 
 @query
 @click.argument("names", metavar="[IMAGE]...", nargs=-1)
-@click.option("--output", "folder", type=ANY_PATH, required=True, help="Folder for the files.")
+@path_option("--output", "folder", required=True, help="Folder for the files.")
 @flag_option("--tool", help="Collect this tool's own wheels, too, into DIR/tool.")
 @click.option(
     "--tool-platform",

@@ -37,6 +37,9 @@ class _AnyPath(click.Path):
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 ANY_PATH = _AnyPath(path_type=Path)
+many_option = functools.partial(click.option, multiple=True)
+path_option = functools.partial(click.option, type=ANY_PATH)
+file_option = functools.partial(click.option, type=EXISTING_FILE)
 
 
 class Read(click.ParamType[Any]):
@@ -157,10 +160,9 @@ offline_option = click.option(
     help="Use the store and folders only, no network [SM120_OFFLINE].",
 )
 
-mirror_option = click.option(
+mirror_option = many_option(
     "--mirror",
     "mirrors",
-    multiple=True,
     # what may be read shows when it is: access(2) asks for the real user, not for capabilities
     type=_Mirror(exists=True, file_okay=False, readable=False),
     metavar="FOLDER|URL",
@@ -171,23 +173,18 @@ PLATFORM = click.Choice(["linux/amd64", "linux/arm64", "host"])
 platform_option = click.option(
     "--platform", type=PLATFORM, help="Platform of the image; `host` is that of this machine."
 )
-key_option = click.option(
-    "--key",
-    "key_path",
-    type=ANY_PATH,
-    help="Private key to sign with [SM120_SIGNING_KEY, SM120_SIGNING_AGENT].",
+key_option = path_option(
+    "--key", "key_path", help="Private key to sign with [SM120_SIGNING_KEY, SM120_SIGNING_AGENT]."
 )
-trust_option = click.option(
+trust_option = path_option(
     "--trust",
     "trust_path",
     envvar="SM120_TRUST",
-    type=ANY_PATH,
     help="Trust file [SM120_TRUST; default: lockfiles/trust.yaml, your own file and keys].",
 )
-look_in_option = click.option(
+look_in_option = many_option(
     "--look-in",
     "folders",
-    multiple=True,
     type=EXISTING_FOLDER,
     help="Folder of runs, weights, host facts, recipes or a layout, for a benchmark. Repeatable.",
 )
@@ -241,11 +238,7 @@ def _layers(place: str | None, trust_path: Path | None) -> LayerSettings | None:
     return app.sources.LayerSettings(parse_repository(place), trust_path) if place else None
 
 
-_ca = click.option(
-    "--ca",
-    type=EXISTING_FILE,
-    help="CA of the registry, besides the system's and Docker's certs.d.",
-)
+_ca = file_option("--ca", help="CA of the registry, besides the system's and Docker's certs.d.")
 # how a registry is reached
 access_options = packed(
     "access",
@@ -307,11 +300,10 @@ slurm_job_options = packed(
     ),
     *_jobs_of_slurm,
 )
-_registries = click.option(
+_registries = many_option(
     "--base-registry",
     "registries",
     metavar="REGISTRY[/PREFIX]",
-    multiple=True,
     envvar="SM120_BASE_REGISTRIES",
     help="Registry of foreign base images. Repeatable, in order [SM120_BASE_REGISTRIES].",
 )
@@ -325,11 +317,10 @@ base_options = packed(
 
 
 def _recipes(name: str) -> Callable[[Any], Any]:
-    option: Callable[[Any], Any] = click.option(
+    option: Callable[[Any], Any] = many_option(
         "--recipes",
         name,
         type=EXISTING_FOLDER,
-        multiple=True,
         envvar="SM120_RECIPES",
         help="Folder with recipes of your own. Repeatable [SM120_RECIPES].",
     )
@@ -405,12 +396,8 @@ def on_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="HOST",
         help="Another host, over SSH: user@host, or a name of the inventory.",
     )
-    @click.option(
-        "-i",
-        "--inventory",
-        "inventories",
-        multiple=True,
-        help="Ansible inventory that names HOST. Repeatable.",
+    @many_option(
+        "-i", "--inventory", "inventories", help="Ansible inventory that names HOST. Repeatable."
     )
     @functools.wraps(command)
     def packed(*args: Any, on: str | None, inventories: tuple[str, ...], **rest: Any) -> Any:

@@ -13,7 +13,14 @@ from pipeline.app.quality import QualityChoices, QualityRequest
 from pipeline.app.recipes import is_address
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, EXISTING_FOLDER, query
+from pipeline.cli.options import (
+    EXISTING_FILE,
+    EXISTING_FOLDER,
+    file_option,
+    many_option,
+    path_option,
+    query,
+)
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.core.errors import QualityFailed, QualityUnknown
@@ -25,13 +32,7 @@ _PLAN = QualityPlan()
 
 
 _OPTIONS = (
-    click.option(
-        "--only",
-        "parts",
-        type=click.Choice(PARTS),
-        multiple=True,
-        help="Only this part. Repeatable.",
-    ),
+    many_option("--only", "parts", type=click.Choice(PARTS), help="Only this part. Repeatable."),
     click.option("--model", help="Name of the model [default: the first that the server has]."),
     click.option(
         "--tool-cases",
@@ -86,14 +87,13 @@ _OPTIONS = (
     help="Folder or GGUF file of the served weights [default: those of the recipe].",
 )
 @click.option("--cases", "case_folder", type=EXISTING_FOLDER, help="Tool cases of a folder.")
-@click.option("--record", type=ANY_PATH, help="Record a reference in a file, and stop.")
-@click.option("--reference", type=EXISTING_FILE, help="Compare with a recorded reference.")
+@path_option("--record", help="Record a reference in a file, and stop.")
+@file_option("--reference", help="Compare with a recorded reference.")
 @options.engine_option
 @options.on_options
-@click.option(
+@path_option(
     "--output",
     "keep",
-    type=ANY_PATH,
     help="Folder for the result and every request and answer; a stopped run there goes on.",
 )
 def quality_run_command(

@@ -11,7 +11,12 @@ import yaml
 from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, flag_option, query
+from pipeline.cli.options import (
+    file_option,
+    flag_option,
+    path_option,
+    query,
+)
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.core.files import write_bytes
@@ -59,8 +64,8 @@ def recipe_show_command(
 @click.option(
     "--as", "format_name", type=click.Choice(FORMATS), required=True, help="What to write."
 )
-@click.option("--weights", type=ANY_PATH, help="Folder of the model's weights on the host.")
-@click.option("--draft", type=ANY_PATH, help="Folder of the draft model's weights on the host.")
+@path_option("--weights", help="Folder of the model's weights on the host.")
+@path_option("--draft", help="Folder of the draft model's weights on the host.")
 @click.option(
     "--registry", metavar="REF", help="Where the image was published [default: loaded locally]."
 )
@@ -100,7 +105,7 @@ def recipe_show_command(
 @options.override_options
 @options.recipes_option
 @options.platform_option
-@click.option("--output", "out", type=ANY_PATH, help="File to write, instead of standard output.")
+@path_option("--output", "out", help="File to write, instead of standard output.")
 def render_command(
     workspace: Workspace, /, out: Path | None, as_json: bool, **options: Any
 ) -> None:
@@ -149,20 +154,15 @@ def render_command(
 @options.platform_option
 @flag_option("--read", "again", help="Read the built image, not its committed file.")
 @flag_option("--accept", help="Read the built image and write its committed file.")
-@click.option(
+@file_option(
     "--program",
-    type=EXISTING_FILE,
     help="Read this llama-server, compiled from the image's source, in place of the image.",
 )
-@click.option(
-    "--archive",
-    type=EXISTING_FILE,
-    help="Read the source of llama.cpp in this archive, which the image is locked to.",
+@file_option(
+    "--archive", help="Read the source of llama.cpp in this archive, which the image is locked to."
 )
-@click.option(
-    "--wheel",
-    type=EXISTING_FILE,
-    help="Read this wheel of the engine, with what it imports from the image --inside.",
+@file_option(
+    "--wheel", help="Read this wheel of the engine, with what it imports from the image --inside."
 )
 @click.option("--inside", metavar="IMAGE", help="A built image that this machine can run.")
 def recipe_flags_command(

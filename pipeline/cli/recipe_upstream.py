@@ -18,7 +18,7 @@ from pipeline.app.upstream import (
 )
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import flag_option, query
+from pipeline.cli.options import flag_option, many_option, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.core.errors import RecipeInvalid
@@ -67,14 +67,11 @@ def recipe_diff_command(
     show_default=True,
     help="Kind of the cards.",
 )
-@click.option(
-    "--feature",
-    "features",
-    multiple=True,
-    help="Feature of a vLLM recipe that is off by default. Repeatable.",
+@many_option(
+    "--feature", "features", help="Feature of a vLLM recipe that is off by default. Repeatable."
 )
 @click.option("--hardware", help="Name that a vLLM recipe has for the card, such as rtx_5090.")
-@click.option("--drop", "drops", multiple=True, metavar="FLAG", help="Leave it out. Repeatable.")
+@many_option("--drop", "drops", metavar="FLAG", help="Leave it out. Repeatable.")
 @flag_option(
     "--allow-remote-code",
     "remote_code",

@@ -12,7 +12,7 @@ from pipeline.app.workspace import Workspace
 from pipeline.artifacts.attest.names import predicate_kind
 from pipeline.artifacts.oci.reference import parse_reference
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, flag_option, query
+from pipeline.cli.options import ANY_PATH, flag_option, many_option, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 @click.argument("place", metavar="REGISTRY/REPO[:TAG]")
 @options.platform_option
 @flag_option("--index", help="Make an image index even for a single platform.")
-@click.option(
+@many_option(
     "--attach",
     "attachments",
     metavar="[PLATFORM=]FILE:TYPE",
-    multiple=True,
     help="Attach a file to the image, or to one platform of it. Repeatable.",
 )
 @click.option(
@@ -130,11 +129,10 @@ def registry_tags_command(place: str, access: Access, jobs: int, as_json: bool) 
 
 @query
 @click.argument("places", metavar="REGISTRY/REPO...", nargs=-1, required=True)
-@click.option(
+@many_option(
     "--keep",
     "patterns",
     metavar="PATTERN",
-    multiple=True,
     required=True,
     help="Tags to keep, as a shell pattern such as 'v*'. Repeatable.",
 )

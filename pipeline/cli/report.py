@@ -10,7 +10,14 @@ import click
 from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, EXISTING_FILE, flag_option, query
+from pipeline.cli.options import (
+    ANY_PATH,
+    file_option,
+    flag_option,
+    many_option,
+    path_option,
+    query,
+)
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.serving.report.build import all_references
@@ -19,33 +26,29 @@ from pipeline.serving.report.page import data_digest
 
 @query
 @click.argument("runs", metavar="[RUN]...", nargs=-1, type=ANY_PATH)
-@click.option(
+@many_option(
     "--output",
     "targets",
-    multiple=True,
     type=ANY_PATH,
     default=["report.html"],
     help="File to write; its ending says what: .html, .pdf, .md, .csv. Repeatable.",
 )
-@click.option(
+@many_option(
     "--reference",
     "references",
-    multiple=True,
     metavar="NAME|none|all",
     help="Published tables to draw beside [default: those of the same workload]. Repeatable.",
 )
 @flag_option("--list-references", help="List the published tables, and stop.")
 @click.option("--title", help="Title of the report.")
-@click.option(
+@file_option(
     "--log",
     "log_path",
-    type=EXISTING_FILE,
     help="Log of the start of one RUN, for how memory was split [default: that of the attempt].",
 )
-@click.option(
+@file_option(
     "--host-facts",
     "host_path",
-    type=EXISTING_FILE,
     help="Facts of the server's host, as `sm120 host facts --json` writes them.",
 )
 @flag_option(
@@ -53,11 +56,10 @@ from pipeline.serving.report.page import data_digest
     "is_redacted",
     help="Leave out host names, addresses, paths, serial numbers and user names.",
 )
-@click.option(
+@many_option(
     "--quality",
     "quality_paths",
     type=ANY_PATH,
-    multiple=True,
     help="Result of `sm120 quality` to show: its folder, or quality.json. Repeatable.",
 )
 @flag_option(
@@ -66,10 +68,9 @@ from pipeline.serving.report.page import data_digest
     help="Print one redacted block for an issue tracker, and write no file.",
 )
 @click.option("--recipe", help="Recipe of --paste [default: the RUN's, else the last one tried].")
-@click.option(
+@path_option(
     "--smoke",
     "smoke_path",
-    type=ANY_PATH,
     help="Result of `sm120 smoke --output`, for --paste [default: the one kept by the image].",
 )
 @options.look_in_option

@@ -10,7 +10,7 @@ import click
 from pipeline import app
 from pipeline.app.run_plan import RunRequest, Stage
 from pipeline.app.workspace import Workspace
-from pipeline.cli.options import flag_option, query
+from pipeline.cli.options import flag_option, many_option, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.core.errors import PlanFailed, PlanInvalid
@@ -23,7 +23,7 @@ from pipeline.core.errors import PlanFailed, PlanInvalid
 )
 @click.option("--from", "first", metavar="STAGE", help="Begin here; take all before as done.")
 @click.option("--until", "last", metavar="STAGE", help="End after this one.")
-@click.option("--again", multiple=True, metavar="STAGE", help="Run it, changed or not. Repeatable.")
+@many_option("--again", metavar="STAGE", help="Run it, changed or not. Repeatable.")
 @click.option(
     "--on",
     metavar="slurm[:PARTITION]",

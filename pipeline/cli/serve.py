@@ -10,7 +10,14 @@ import click
 from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, COUNTS, command, flag_option, query
+from pipeline.cli.options import (
+    COUNTS,
+    command,
+    flag_option,
+    many_option,
+    path_option,
+    query,
+)
 from pipeline.cli.output import say_bytes, say_json
 from pipeline.core import log
 from pipeline.core.errors import ImageDiffers
@@ -31,11 +38,10 @@ timeout_option = click.option(
     default=int(START_S),
     help="Seconds to wait for the first answer.",
 )
-skip_preflight_option = click.option(
+skip_preflight_option = many_option(
     "--skip-preflight",
     "skipped",
     type=click.Choice([*CHECKS]),
-    multiple=True,
     # all of them in one word would be wider than a terminal
     metavar="CHECK",
     help=f"Leave a check of the machine out: {', '.join(CHECKS)}. Repeatable.",
@@ -45,8 +51,8 @@ skip_preflight_option = click.option(
 @query
 @click.argument("name", metavar="RECIPE")
 @options.recipes_option
-@click.option("--weights", type=ANY_PATH, help="Folder of the weights [MODEL_PATH].")
-@click.option("--draft", type=ANY_PATH, help="Folder of the draft model's weights.")
+@path_option("--weights", help="Folder of the weights [MODEL_PATH].")
+@path_option("--draft", help="Folder of the draft model's weights.")
 @options.override_options
 @options.gpus_option
 @flag_option("--lan", help="Let other machines connect, too.")

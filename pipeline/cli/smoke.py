@@ -12,11 +12,11 @@ from pipeline.app.smoke import RUNGS, SmokeExpectations, SmokeRequest
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
 from pipeline.cli.options import (
-    ANY_PATH,
     COUNTS,
     DURATION,
-    EXISTING_FILE,
+    file_option,
     flag_option,
+    path_option,
     query,
 )
 from pipeline.cli.output import say_json
@@ -63,8 +63,8 @@ _OPTIONS = (
 @options.recipes_option
 @options.packed("expectations", SmokeExpectations, *_OPTIONS)
 @flag_option("--serve", "is_started", help="Start the recipe first, stop it last.")
-@click.option("--weights", type=ANY_PATH, help="With --serve: folder of the weights.")
-@click.option("--draft", type=ANY_PATH, help="With --serve: the draft model's weights.")
+@path_option("--weights", help="With --serve: folder of the weights.")
+@path_option("--draft", help="With --serve: the draft model's weights.")
 @flag_option("--restart", help="Restart the recipe's running server for the tests that need it.")
 @options.engine_option
 @options.on_options
@@ -76,17 +76,15 @@ _OPTIONS = (
     metavar="RUNG",
     help=f"Last rung: {', '.join(RUNGS)}.",
 )
-@click.option(
-    "--output", "keep", type=ANY_PATH, help="Folder for the result and every request and answer."
-)
-@click.option("--record", type=ANY_PATH, help="Record greedy answers as a baseline, and stop.")
+@path_option("--output", "keep", help="Folder for the result and every request and answer.")
+@path_option("--record", help="Record greedy answers as a baseline, and stop.")
 @click.option(
     "--soak",
     "soak_s",
     type=DURATION,
     help="In place of the ladder: mixed work for so long, such as 30m or 8h.",
 )
-@click.option("--baseline", type=EXISTING_FILE, help="Compare with a recorded baseline.")
+@file_option("--baseline", help="Compare with a recorded baseline.")
 def smoke_command(
     workspace: Workspace, /, target: str, is_started: bool, as_json: bool, **options: Any
 ) -> None:

@@ -10,7 +10,7 @@ from pipeline.app import tune
 from pipeline.app.signing import Signing
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
-from pipeline.cli.options import ANY_PATH, flag_option, query
+from pipeline.cli.options import flag_option, many_option, path_option, query
 from pipeline.cli.output import say_json
 from pipeline.core import log
 from pipeline.core.known import Unknown
@@ -19,10 +19,9 @@ from pipeline.core.known import Unknown
 @query
 @click.argument("recipe", metavar="RECIPE")
 @options.recipes_option
-@click.option("--weights", type=ANY_PATH, help="The model's folder, or its config.json.")
-@click.option(
+@path_option("--weights", help="The model's folder, or its config.json.")
+@many_option(
     "--tokens",
-    multiple=True,
     type=click.IntRange(1, 65536),
     default=tune.TOKENS,
     metavar="N",

@@ -20,7 +20,10 @@ from pipeline.core.errors import UnknownName
 
 
 class Verb(NamedTuple):
-    """Where a command is, as `module:function` below pipeline.cli, and what it does."""
+    """Where a command is below pipeline.cli, and what it does.
+
+    `module:function`, or the module alone where the function is named after group and verb.
+    """
 
     where: str
     summary: str
@@ -69,221 +72,126 @@ DAILY = {
 }
 
 IMAGE = {
-    "list": Verb("image:image_list_command", "List the images, and which are locked and built."),
-    "new": Verb("image_files:image_new_command", "Write the spec of an image of your own."),
-    "add-patch": Verb(
-        "image_files:image_add_patch_command",
-        "Add a patch, from a diff or an edited file.",
-        "image",
-    ),
+    "list": Verb("image", "List the images, and which are locked and built."),
+    "new": Verb("image_files", "Write the spec of an image of your own."),
+    "add-patch": Verb("image_files", "Add a patch, from a diff or an edited file.", "image"),
     "plan": _PLAN,
     "build": _BUILD,
-    "warm": Verb(
-        "image_warm:image_warm_command",
-        "Compile an image's kernels before its first request.",
-        "image",
-    ),
-    "test": Verb("image:image_test_command", "Prove that images start, without a GPU.", "image"),
+    "warm": Verb("image_warm", "Compile an image's kernels before its first request.", "image"),
+    "test": Verb("image", "Prove that images start, without a GPU.", "image"),
     "load": _LOAD,
-    "export": Verb(
-        "image_files:image_export_command", "Write a built image as an OCI layout folder.", "image"
-    ),
-    "collect": Verb(
-        "image_files:image_collect_command",
-        "Download all inputs for a machine without network.",
-        "image",
-    ),
-    "lock": Verb(
-        "image_files:image_lock_command",
-        "Resolve exact versions and hashes; write the locks.",
-        "image",
-    ),
-    "rebuild": Verb(
-        "image:image_rebuild_command", "Build again from nothing and compare every byte.", "image"
-    ),
-    "answer": Verb(
-        "image:image_answer_command", "Build images by their keys, as a node of Slurm.", "image"
-    ),
-    "explain": Verb(
-        "image_files:image_explain_command",
-        "Show which package or patch a file comes from.",
-        "image",
-    ),
-    "files": Verb("image_files:image_files_command", "List the files of a built image.", "image"),
-    "cat": Verb("image_files:image_cat_command", "Print a file of a built image.", "image"),
-    "sources": Verb(
-        "image_files:image_sources_command", "Show where this machine downloads files from."
-    ),
-    "schema": Verb(
-        "image_files:image_schema_command", "Print the JSON schema of a file or statement."
-    ),
+    "export": Verb("image_files", "Write a built image as an OCI layout folder.", "image"),
+    "collect": Verb("image_files", "Download all inputs for a machine without network.", "image"),
+    "lock": Verb("image_files", "Resolve exact versions and hashes; write the locks.", "image"),
+    "rebuild": Verb("image", "Build again from nothing and compare every byte.", "image"),
+    "answer": Verb("image", "Build images by their keys, as a node of Slurm.", "image"),
+    "explain": Verb("image_files", "Show which package or patch a file comes from.", "image"),
+    "files": Verb("image_files", "List the files of a built image.", "image"),
+    "cat": Verb("image_files", "Print a file of a built image.", "image"),
+    "sources": Verb("image_files", "Show where this machine downloads files from."),
+    "schema": Verb("image_files", "Print the JSON schema of a file or statement."),
 }
 SOURCE = {
-    "list": Verb("source:source_list_command", "List the sources, their builds and times."),
-    "lock": Verb("source:source_lock_command", "Look up archives of sources; write their locks."),
-    "build": Verb("source:source_build_command", "Compile a source into the store."),
-    "export": Verb(
-        "source:source_export_command", "Write a compiled source's files into a folder."
-    ),
-    "publish": Verb(
-        "source:source_publish_command", "Push a compiled source's layer to a registry."
-    ),
+    "list": Verb("source", "List the sources, their builds and times."),
+    "lock": Verb("source", "Look up archives of sources; write their locks."),
+    "build": Verb("source", "Compile a source into the store."),
+    "export": Verb("source", "Write a compiled source's files into a folder."),
+    "publish": Verb("source", "Push a compiled source's layer to a registry."),
 }
 GATE = {
-    "run": Verb(
-        "gate:gate_run_command", "Judge an image: shared memory, numerics, machine code.", "image"
-    ),
-    "answer": Verb(
-        "gate:gate_answer_command", "Answer cases by their keys, as a node of Slurm.", "image"
-    ),
-    "show": Verb("gate:gate_show_command", "Show the kept results of an image's gates.", "image"),
-    "find": Verb("gate:gate_find_command", "Find the case of a kernel, by name or by a traceback."),
-    "patches": Verb(
-        "gate:gate_patches_command", "Judge whether each patch of an image is needed.", "image"
-    ),
-    "tune": Verb(
-        "gate:gate_tune_command", "Rank other launch parameters for one gate case.", "image"
-    ),
+    "run": Verb("gate", "Judge an image: shared memory, numerics, machine code.", "image"),
+    "answer": Verb("gate", "Answer cases by their keys, as a node of Slurm.", "image"),
+    "show": Verb("gate", "Show the kept results of an image's gates.", "image"),
+    "find": Verb("gate", "Find the case of a kernel, by name or by a traceback."),
+    "patches": Verb("gate", "Judge whether each patch of an image is needed.", "image"),
+    "tune": Verb("gate", "Rank other launch parameters for one gate case.", "image"),
 }
 WEIGHTS = {
-    "list": Verb("weights:weights_list_command", "List the weights that this checkout knows."),
-    "fit": Verb("fit:weights_fit_command", "Calculate whether a model fits your GPUs."),
-    "lock": Verb("weights:weights_lock_command", "Look up the size and hash of every file."),
-    "fetch": Verb("weights:weights_fetch_command", "Download locked weights and check every byte."),
-    "verify": Verb(
-        "weights:weights_verify_command", "Check files against their lock; repair them."
-    ),
-    "scrub": Verb("weights:weights_scrub_command", "Read some files again, for a nightly timer."),
-    "serve": Verb("weights:weights_serve_command", "Serve weights to other machines as a Hub."),
-    "image": Verb("weights:weights_image_command", "Push a set as a plain OCI image."),
-    "sign": Verb("weights:weights_sign_command", "Sign a set in the model-signing format."),
-    "check-signature": Verb(
-        "weights:weights_check_signature_command", "Check a model-signing signature."
-    ),
-    "attest": Verb(
-        "weights:weights_attest_command", "State what a set is and how it was verified."
-    ),
+    "list": Verb("weights", "List the weights that this checkout knows."),
+    "fit": Verb("fit", "Calculate whether a model fits your GPUs."),
+    "lock": Verb("weights", "Look up the size and hash of every file."),
+    "fetch": Verb("weights", "Download locked weights and check every byte."),
+    "verify": Verb("weights", "Check files against their lock; repair them."),
+    "scrub": Verb("weights", "Read some files again, for a nightly timer."),
+    "serve": Verb("weights", "Serve weights to other machines as a Hub."),
+    "image": Verb("weights", "Push a set as a plain OCI image."),
+    "sign": Verb("weights", "Sign a set in the model-signing format."),
+    "check-signature": Verb("weights", "Check a model-signing signature."),
+    "attest": Verb("weights", "State what a set is and how it was verified."),
 }
 RECIPE = {
-    "list": Verb("recipe:recipe_list_command", "List the recipes and what each rests on."),
-    "show": Verb("recipe:recipe_show_command", "Show a recipe with all that it extends.", "recipe"),
+    "list": Verb("recipe", "List the recipes and what each rests on."),
+    "show": Verb("recipe", "Show a recipe with all that it extends.", "recipe"),
     "render": _RENDER,
-    "flags": Verb(
-        "recipe:recipe_flags_command",
-        "Show the flags that the engine of an image accepts.",
-        "image",
-    ),
-    "diff": Verb(
-        "recipe_upstream:recipe_diff_command", "List what two recipes do not share.", "recipe"
-    ),
-    "import": Verb(
-        "recipe_upstream:recipe_import_command",
-        "Make a recipe of a command in another project's file.",
-    ),
+    "flags": Verb("recipe", "Show the flags that the engine of an image accepts.", "image"),
+    "diff": Verb("recipe_upstream", "List what two recipes do not share.", "recipe"),
+    "import": Verb("recipe_upstream", "Make a recipe of a command in another project's file."),
     "drift": Verb(
-        "recipe_upstream:recipe_drift_command",
-        "Say whether the documents behind recipes have changed.",
-        "recipe",
+        "recipe_upstream", "Say whether the documents behind recipes have changed.", "recipe"
     ),
     "serve": _SERVE,
-    "status": Verb(
-        "serve:recipe_status_command", "Show what is served, and whether it is as built."
-    ),
-    "logs": Verb("serve:recipe_logs_command", "Print the log of a served recipe.", "recipe"),
-    "stop": Verb(
-        "serve:recipe_stop_command", "End a served recipe and remove its container.", "recipe"
-    ),
-    "attempts": Verb("serve:recipe_attempts_command", "Show what was tried, and how it went."),
+    "status": Verb("serve", "Show what is served, and whether it is as built."),
+    "logs": Verb("serve", "Print the log of a served recipe.", "recipe"),
+    "stop": Verb("serve", "End a served recipe and remove its container.", "recipe"),
+    "attempts": Verb("serve", "Show what was tried, and how it went."),
 }
 QUALITY = {
-    "run": Verb(
-        "quality:quality_run_command",
-        "Compare a server with its model's template and a reference.",
-        "recipe",
-    ),
-    "import": Verb(
-        "quality:quality_import_command", "Hold a score of another program against its bar."
-    ),
+    "run": Verb("quality", "Compare a server with its model's template and a reference.", "recipe"),
+    "import": Verb("quality", "Hold a score of another program against its bar."),
 }
 BENCH = {
     "run": Verb(
-        "bench:bench_run_command",
+        "bench",
         "Measure a served recipe or any server; the word may be left out.",
         "recipe",
         "Preparing to measure",
     ),
-    "answer": Verb(
-        "bench:bench_answer_command", "Serve and measure by keys, as a node of Slurm.", "recipe"
-    ),
-    "list": Verb("bench:bench_list_command", "List the workloads that are shipped."),
-    "compare": Verb("bench:bench_compare_command", "Compare two results; a gate for CI."),
-    "record": Verb("bench:bench_record_command", "Make a trace of an engine's own log."),
-    "attest": Verb("bench:bench_attest_command", "State and sign the results of benchmarks."),
+    "answer": Verb("bench", "Serve and measure by keys, as a node of Slurm.", "recipe"),
+    "list": Verb("bench", "List the workloads that are shipped."),
+    "compare": Verb("bench", "Compare two results; a gate for CI."),
+    "record": Verb("bench", "Make a trace of an engine's own log."),
+    "attest": Verb("bench", "State and sign the results of benchmarks."),
 }
 HOST = {
-    "lock": Verb("hosts:host_lock_command", "Look up the exact packages that hosts get."),
-    "provision": Verb(
-        "hosts:host_provision_command", "Bring the hosts of an inventory to the lock."
-    ),
-    "verify": Verb("hosts:host_verify_command", "Prove that hosts have what their roles promise."),
-    "status": Verb("hosts:host_status_command", "Show what every host of an inventory serves."),
-    "rollback": Verb("hosts:host_rollback_command", "Bring back the driver that worked last."),
-    "deploy": Verb(
-        "deploy:host_deploy_command", "Run a recipe as a service on the hosts, proved.", "recipe"
-    ),
-    "facts": Verb("host:host_facts_command", "Show what this host is: GPUs, driver, bus, kernel."),
-    "check": Verb("host:host_check_command", "Judge this host and test what its GPUs do."),
+    "lock": Verb("hosts", "Look up the exact packages that hosts get."),
+    "provision": Verb("hosts", "Bring the hosts of an inventory to the lock."),
+    "verify": Verb("hosts", "Prove that hosts have what their roles promise."),
+    "status": Verb("hosts", "Show what every host of an inventory serves."),
+    "rollback": Verb("hosts", "Bring back the driver that worked last."),
+    "deploy": Verb("deploy", "Run a recipe as a service on the hosts, proved.", "recipe"),
+    "facts": Verb("host", "Show what this host is: GPUs, driver, bus, kernel."),
+    "check": Verb("host", "Judge this host and test what its GPUs do."),
     "doctor": _DOCTOR,
-    "tune-nccl": Verb("host:host_tune_nccl_command", "Measure NCCL settings and keep the best."),
-    "drift": Verb("host:host_drift_command", "Compare a host with its recorded facts."),
-    "outliers": Verb(
-        "host:host_outliers_command", "Find the host or GPU that differs from the rest."
-    ),
-    "attest": Verb("hosts:host_attest_command", "Sign recorded facts of hosts."),
+    "tune-nccl": Verb("host", "Measure NCCL settings and keep the best."),
+    "drift": Verb("host", "Compare a host with its recorded facts."),
+    "outliers": Verb("host", "Find the host or GPU that differs from the rest."),
+    "attest": Verb("hosts", "Sign recorded facts of hosts."),
 }
 EVIDENCE = {
     "verify": _VERIFY,
-    "make": Verb(
-        "evidence:evidence_make_command", "State and sign what a built image is made of.", "image"
-    ),
-    "attest": Verb("evidence:evidence_attest_command", "Sign a statement about any file."),
-    "sbom": Verb(
-        "evidence:evidence_sbom_command", "Print the bill of materials of a built image.", "image"
-    ),
-    "audit": Verb(
-        "audit:evidence_audit_command", "Find known vulnerabilities in images, offline.", "image"
-    ),
-    "new-key": Verb("evidence:evidence_new_key_command", "Make a key that signs evidence."),
-    "list-keys": Verb(
-        "evidence:evidence_list_keys_command", "List the trusted keys and what they may sign."
-    ),
-    "show-key": Verb("evidence:evidence_show_key_command", "Print a key's entry for a trust file."),
-    "trust-key": Verb(
-        "evidence:evidence_trust_key_command", "Believe somebody's public key from now on."
-    ),
-    "untrust-key": Verb(
-        "evidence:evidence_untrust_key_command", "Take a key out of a trust file again."
-    ),
+    "make": Verb("evidence", "State and sign what a built image is made of.", "image"),
+    "attest": Verb("evidence", "Sign a statement about any file."),
+    "sbom": Verb("evidence", "Print the bill of materials of a built image.", "image"),
+    "audit": Verb("audit", "Find known vulnerabilities in images, offline.", "image"),
+    "new-key": Verb("evidence", "Make a key that signs evidence."),
+    "list-keys": Verb("evidence", "List the trusted keys and what they may sign."),
+    "show-key": Verb("evidence", "Print a key's entry for a trust file."),
+    "trust-key": Verb("evidence", "Believe somebody's public key from now on."),
+    "untrust-key": Verb("evidence", "Take a key out of a trust file again."),
 }
 REGISTRY = {
     "publish": _PUBLISH,
-    "pull": Verb(
-        "registry:registry_pull_command", "Fetch an image by digest into an OCI layout folder."
-    ),
-    "tags": Verb("registry:registry_tags_command", "List the tags of a repository."),
-    "clean": Verb("registry:registry_clean_command", "Delete what no kept tag needs."),
+    "pull": Verb("registry", "Fetch an image by digest into an OCI layout folder."),
+    "tags": Verb("registry", "List the tags of a repository."),
+    "clean": Verb("registry", "Delete what no kept tag needs."),
 }
 STORE = {
-    "show": Verb("store:store_show_command", "Show how much the store holds."),
-    "check": Verb(
-        "store:store_check_command", "Read every file again and compare it with its hash."
-    ),
-    "trim": Verb("store:store_trim_command", "Remove what no built image needs."),
+    "show": Verb("store", "Show how much the store holds."),
+    "check": Verb("store", "Read every file again and compare it with its hash."),
+    "trim": Verb("store", "Remove what no built image needs."),
 }
 
-CATALOGUE = {
-    "make": Verb("bump:catalogue_make_command", "Judge releases of engines for each card."),
-}
+CATALOGUE = {"make": Verb("bump", "Judge releases of engines for each card.")}
 
 
 # How alike a word and a verb of its own group are, so that verbs of other groups do not count.
@@ -313,6 +221,7 @@ class VerbGroup(click.Group):
         if cmd_name not in self.commands and cmd_name in self.verbs:
             # now and not at the top: `sm120 plan` need not load HTTP clients and key material
             module, _, function = self.verbs[cmd_name].where.partition(":")
+            function = function or f"{self.name}_{cmd_name}_command".replace("-", "_")
             loaded: click.Command = getattr(import_module(f"pipeline.cli.{module}"), function)
             loaded.name = cmd_name
             self.add_command(loaded)

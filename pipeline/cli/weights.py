@@ -15,12 +15,13 @@ from pipeline import app
 from pipeline.app.workspace import Workspace
 from pipeline.cli import options
 from pipeline.cli.options import (
-    ANY_PATH,
-    EXISTING_FILE,
     PLAIN_SIZE,
     RATE,
     command,
+    file_option,
     flag_option,
+    many_option,
+    path_option,
     query,
 )
 from pipeline.cli.output import say_json
@@ -57,15 +58,8 @@ def weights_list_command(workspace: Workspace, as_json: bool) -> None:
 @query
 @click.argument("names", metavar="NAME|ORG/MODEL[@REVISION]|FOLDER...", nargs=-1)
 @click.option("--save", metavar="NAME", help="Also write a spec of this name, for ORG/MODEL.")
-@click.option(
-    "--include", multiple=True, metavar="PATTERN", help="Files for --save. Repeatable [default: *]."
-)
-@click.option(
-    "--exclude",
-    multiple=True,
-    metavar="PATTERN",
-    help="Files to leave out, for --save. Repeatable.",
-)
+@many_option("--include", metavar="PATTERN", help="Files for --save. Repeatable [default: *].")
+@many_option("--exclude", metavar="PATTERN", help="Files to leave out, for --save. Repeatable.")
 @options.locking_dry_run_option
 @options.lock_check_option
 def weights_lock_command(
@@ -115,7 +109,7 @@ def weights_lock_command(
         return None
     spec = None
     if names and (save or include or exclude):
-        spec = _own_spec(workspace, names, save, include, exclude)
+        spec = _own_spec(workspace, names, save, {"include": include, "exclude": exclude})
     done = app.weights_hub.lock_sets(workspace, names, spec, dry_run=dry_run)
     if as_json:
         return say_json([_lock_json(each) for each in done])
@@ -126,11 +120,7 @@ def weights_lock_command(
 
 
 def _own_spec(
-    workspace: Workspace,
-    names: tuple[str, ...],
-    save: str | None,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
+    workspace: Workspace, names: tuple[str, ...], save: str | None, patterns: dict[str, Any]
 ) -> WeightsSpec:
     from pydantic import ValidationError
 
@@ -142,7 +132,7 @@ def _own_spec(
     if len(names) != 1 or not is_reference(names[0]):
         raise click.UsageError("--save needs one ORG/MODEL[@REVISION]")
     try:
-        return app.weights_hub.own_spec(workspace, names[0], save, include, exclude)
+        return app.weights_hub.own_spec(workspace, names[0], save, **patterns)
     except ValidationError as error:
         first = error.errors()[0]
         what = f"{first['loc'][0]}: {first['msg']}"
@@ -187,12 +177,11 @@ def _show_lock(done: LockedSet, dry_run: bool) -> None:
 
 @query
 @click.argument("name", metavar="NAME|ORG/MODEL[@REVISION]")
-@click.option("--output", "folder", type=ANY_PATH, required=True, help="Folder for the files.")
+@path_option("--output", "folder", required=True, help="Folder for the files.")
 @flag_option("--hub-cache", help="Use the layout of the Hub's own cache; --output is that cache.")
-@click.option(
+@many_option(
     "--from",
     "neighbours",
-    multiple=True,
     metavar="FOLDER|URL",
     help="Folder, or `weights serve` of another machine, to ask first. Repeatable: all are used.",
 )
@@ -209,12 +198,8 @@ def _show_lock(done: LockedSet, dry_run: bool) -> None:
 @click.option("--limit-rate", type=RATE, help="Most bandwidth of all connections, such as 200MB/s.")
 # as JOBS of pipeline.weights.transfer.fetch, which would load the HTTP client
 @options.jobs_option("Parallel transfers.", most=64, default=8)
-@click.option(
-    "--only", multiple=True, metavar="PATTERN", help="Fetch only matching files. Repeatable."
-)
-@click.option(
-    "--exclude", multiple=True, metavar="PATTERN", help="Leave out matching files. Repeatable."
-)
+@many_option("--only", metavar="PATTERN", help="Fetch only matching files. Repeatable.")
+@many_option("--exclude", metavar="PATTERN", help="Leave out matching files. Repeatable.")
 @flag_option("--dry-run", help="Show what would be fetched, and write nothing.")
 @options.offline_option
 def weights_fetch_command(
@@ -277,22 +262,15 @@ def weights_fetch_command(
 
 @query
 @click.argument("folder", metavar="DIR", type=options.EXISTING_FOLDER)
-@click.option(
-    "--lock", "lock_file", type=EXISTING_FILE, help="Lock file to use instead of its own."
-)
-@click.option(
-    "--only", multiple=True, metavar="PATTERN", help="Check only matching files. Repeatable."
-)
-@click.option(
-    "--exclude", multiple=True, metavar="PATTERN", help="Leave out matching files. Repeatable."
-)
+@file_option("--lock", "lock_file", help="Lock file to use instead of its own.")
+@many_option("--only", metavar="PATTERN", help="Check only matching files. Repeatable.")
+@many_option("--exclude", metavar="PATTERN", help="Leave out matching files. Repeatable.")
 @flag_option("--full", help="Read every file again, even with a receipt.")
 @flag_option("--repair", "wants_repair", help="Download what is damaged, and only that.")
 @flag_option("--dry-run", help="Only show what --repair would download.")
-@click.option(
+@many_option(
     "--from",
     "neighbours",
-    multiple=True,
     metavar="FOLDER|URL",
     help="For --repair: folder or `weights serve` to ask first. Repeatable.",
 )
@@ -400,11 +378,9 @@ def weights_scrub_command(workspace: Workspace, /, as_json: bool, **options: Any
     type=click.IntRange(0, 65535),
     help="Port to listen on; 0 takes a free one.",
 )
-@click.option(
-    "--token-file", type=EXISTING_FILE, help="File of tokens that may read, one on each line."
-)
-@click.option("--tls-cert", type=EXISTING_FILE, help="Certificate (chain) for HTTPS, PEM.")
-@click.option("--tls-key", type=EXISTING_FILE, help="Key of the certificate, PEM.")
+@file_option("--token-file", help="File of tokens that may read, one on each line.")
+@file_option("--tls-cert", help="Certificate (chain) for HTTPS, PEM.")
+@file_option("--tls-key", help="Key of the certificate, PEM.")
 def weights_serve_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None:
     """Serve folders of locked weights as a read-only Hub, until Ctrl-C.
 
@@ -468,9 +444,7 @@ def weights_image_command(workspace: Workspace, /, as_json: bool, **options: Any
 
 @query
 @_folder
-@click.option(
-    "--key", required=True, type=EXISTING_FILE, help="Private key, PEM [SM120_KEY_PASSPHRASE]."
-)
+@file_option("--key", required=True, help="Private key, PEM [SM120_KEY_PASSPHRASE].")
 @_signature
 @_set
 @_full
@@ -499,9 +473,7 @@ def weights_sign_command(workspace: Workspace, /, as_json: bool, **options: Any)
 
 @query
 @_folder
-@click.option(
-    "--public-key", required=True, type=EXISTING_FILE, help="Public key of the signer, PEM."
-)
+@file_option("--public-key", required=True, help="Public key of the signer, PEM.")
 @_signature
 @_set
 @_full

@@ -156,23 +156,28 @@ class ScoresInvalid(InputInvalid):
 class LockUnusable(PipelineError, code=11):
     """a lock is missing, out of date or was changed by hand"""
 
+    state = "unusable"  # in a list of locks
+
 
 class LockMissing(LockUnusable):
     """an image, a weights set or the hosts have no lock"""
 
     hint = "Make it with `sm120 image lock`, `sm120 weights lock` or `sm120 host lock`."
+    state = "missing"
 
 
 class LockStale(LockUnusable):
     """a lock was made for an older spec"""
 
     hint = "`sm120 image lock --dry-run` shows what would change; `sm120 image lock` renews it."
+    state = "stale"
 
 
 class LockEdited(LockUnusable):
     """a lock was changed by hand or is damaged"""
 
     hint = "Restore the committed file (`git checkout lockfiles`), or lock it again."
+    state = "edited"
 
 
 class LocksDisagree(LockEdited):

@@ -11,7 +11,7 @@ import textwrap
 import threading
 import time
 import unicodedata
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
@@ -147,6 +147,12 @@ def size(number: float) -> str:
 def count(number: int, one: str, several: str = "") -> str:
     """1 -> '1 rule', 2 -> '2 rules'."""
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
+def counts_by_kind(words: Iterable[str], kinds: Iterable[str]) -> str:
+    """How many there are of each kind: '3 passed, 1 failed'; kinds without any are left out."""
+    found = Counter(words)
+    return ", ".join(f"{found[kind]} {kind}" for kind in kinds if found[kind])
 
 
 def seconds(number: float) -> str:

@@ -23,13 +23,7 @@ from pipeline.artifacts.containers.box import Box, Running
 from pipeline.artifacts.containers.facts import ContainerFacts, ImageFacts
 from pipeline.artifacts.oci.document import read_document
 from pipeline.artifacts.store.store import Store
-from pipeline.core import log, proc
-from pipeline.core.errors import (
-    ContainerRefused,
-    PipelineError,
-    PodmanUnavailable,
-    SandboxUnavailable,
-)
+from pipeline.core import errors, log, proc
 
 _TIMEOUT_S = 120.0
 _PIECE_BYTES = 1 << 16
@@ -82,12 +76,12 @@ class Podman:
             if done.returncode == 127:
                 return podman
             reason = reason or proc.last_line(_text(done.stderr))
-        raise SandboxUnavailable(reason)
+        raise errors.SandboxUnavailable(reason)
 
     def _run(
         self,
         *arguments: str,
-        kind: type[PipelineError] = PodmanUnavailable,
+        kind: type[errors.PipelineError] = errors.PodmanUnavailable,
         wait_s: float = _TIMEOUT_S,
         may_fail: bool = False,
     ) -> subprocess.CompletedProcess[bytes]:
@@ -127,7 +121,7 @@ class Podman:
         finally:
             proc.end(process)
         if process.returncode:
-            raise PodmanUnavailable(
+            raise errors.PodmanUnavailable(
                 f"Podman refused {name}: {_reason(error)}",
                 "Its reason is above; `podman info` shows whether it works for you.",
             )
@@ -137,10 +131,10 @@ class Podman:
         flags = ["--pull=never", *arguments.run_flags()]
         words = [*flags, arguments.image, *arguments.arguments]
         # warnings come before the id
-        return _text(self._run("create", *words, kind=ContainerRefused).stdout).split()[-1]
+        return _text(self._run("create", *words, kind=errors.ContainerRefused).stdout).split()[-1]
 
     def start(self, identity: str) -> None:
-        self._run("start", identity, kind=ContainerRefused)
+        self._run("start", identity, kind=errors.ContainerRefused)
 
     def containers(self) -> list[ContainerFacts]:
         options = ("--all", "--no-trunc", f"--filter=label={Label.RECIPE}", "--format={{.ID}}")
@@ -181,9 +175,9 @@ class Podman:
             reason = f"Podman could not rm: {_reason(done.stderr)}"
             # its own cleanup may still hold a mount: containers/podman#10454, #11594
             if b"busy" not in done.stderr:
-                raise PodmanUnavailable(reason)
+                raise errors.PodmanUnavailable(reason)
             time.sleep(pause_s)
-        raise PodmanUnavailable(reason, _STILL_BUSY)
+        raise errors.PodmanUnavailable(reason, _STILL_BUSY)
 
     def close(self) -> None:
         return
@@ -225,7 +219,7 @@ class Podman:
                 yield running
         finally:
             # podman's own process is gone, but its container is a child of another
-            with suppress(PodmanUnavailable):
+            with suppress(errors.PodmanUnavailable):
                 self._run("rm", "--force", "--ignore", "--time=0", name, may_fail=True)
 
     def _inspect(self, kind: str, name: str) -> dict[str, Any] | None:
@@ -235,7 +229,7 @@ class Podman:
             # there is no image or container of that name, in the words of its versions 4 and 5
             if "no such" in text or "not known" in text:
                 return None
-            raise PodmanUnavailable(
+            raise errors.PodmanUnavailable(
                 f"Podman could not look at {name}: {_reason(done.stderr)}",
                 "`podman info` shows whether it works for this user.",
             )
@@ -243,7 +237,7 @@ class Podman:
             return dict(json.loads(done.stdout)[0])
         except (ValueError, LookupError, TypeError) as error:
             message = f"Podman's answer about {name} cannot be read"
-            raise PodmanUnavailable(message, _VERSIONS) from error
+            raise errors.PodmanUnavailable(message, _VERSIONS) from error
 
 
 def _text(output: bytes) -> str:

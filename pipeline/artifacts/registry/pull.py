@@ -140,17 +140,11 @@ def choose(root: Document, platform: str) -> Descriptor:
     return matches[0]
 
 
-def check_blob(repository: Repository, blob: Descriptor, bar: Bar) -> None:
-    """Reads a blob of any size and compares its digest; nothing is kept."""
-    _receive(repository, blob, None, bar)
+def receive_blob(repository: Repository, blob: Descriptor, partial: Path | None, bar: Bar) -> None:
+    """Completes `partial` to the verified blob; bytes that it has already are not sent again.
 
-
-def pull_blob(repository: Repository, blob: Descriptor, partial: Path, bar: Bar) -> None:
-    """Completes `partial` to the verified blob; bytes that it has already are not sent again."""
-    _receive(repository, blob, partial, bar)
-
-
-def _receive(repository: Repository, blob: Descriptor, partial: Path | None, bar: Bar) -> None:
+    With no such file, the blob is read and compared with its digest, and nothing is kept.
+    """
     place, scope = f"{repository.path}/blobs/{blob.digest}", repository.may("pull")
     gauge, patience, size_bytes = Gauge(bar), repository.client.patience, blob.size_bytes
 
@@ -197,7 +191,7 @@ def _fetch_blobs(repository: Repository, wanted: WantedImage, blobs: BlobFolder,
 
         def bring(blob: Descriptor) -> None:
             partial = blobs.partial_path(blob.digest.removeprefix("sha256:"))
-            pull_blob(repository, blob, partial, bar)
+            receive_blob(repository, blob, partial, bar)
             keep_file(partial, place(blob.digest))
 
         repository.client.each(jobs, todo, bring)

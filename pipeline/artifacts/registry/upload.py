@@ -17,14 +17,7 @@ from pipeline.artifacts.registry.client import (
     location_of,
 )
 from pipeline.artifacts.registry.repository import Repository
-from pipeline.core.errors import (
-    Interrupted,
-    NotInRegistry,
-    RegistryBroken,
-    RegistryRefused,
-    RegistryUnreachable,
-    StoreDamaged,
-)
+from pipeline.core import errors
 from pipeline.core.files import sha256_of_file
 from pipeline.core.log import Bar, Gauge
 from pipeline.core.model import sha256_of
@@ -67,7 +60,7 @@ class LocalBlob:
                 piece = handle.read(min(_PIECE_BYTES, length))
                 if not piece:
                     fault = f"{self.path} is shorter than {self.size_bytes} bytes"
-                    raise StoreDamaged(f"{self.part} is damaged: {fault}")
+                    raise errors.StoreDamaged(f"{self.part} is damaged: {fault}")
                 length -= len(piece)
                 yield piece
 
@@ -75,7 +68,9 @@ class LocalBlob:
         """Hashes the bytes again when a registry reports another digest."""
         got = sha256_of_file(self.path) if self.path else sha256_of(self.data)
         if got != self.digest:
-            raise StoreDamaged(f"{self.part} is damaged: {self.path} does not match its digest")
+            raise errors.StoreDamaged(
+                f"{self.part} is damaged: {self.path} does not match its digest"
+            )
 
 
 @dataclass
@@ -92,7 +87,7 @@ class _Chunk:
         at = self.start
         for piece in self.blob.pieces(self.start, self.size_bytes):
             if self.stop.is_set():
-                raise Interrupted("stopped")
+                raise errors.Interrupted("stopped")
             yield piece
             at += len(piece)
             self.gauge.at(at)
@@ -103,7 +98,7 @@ def push_blob(repository: Repository, blob: LocalBlob, bar: Bar, mount_from: str
     gauge = Gauge(bar)
     try:
         location = _begin(repository, blob, mount_from)
-    except (RegistryRefused, Refusal):
+    except (errors.RegistryRefused, Refusal):
         if not mount_from:
             raise
         # we may not be allowed to read the other repository: then the blob is sent
@@ -145,7 +140,7 @@ class _Upload:
             except Lost as lost:
                 failures = 1 if self._offset > before else failures + 1
                 if failures == timing.ATTEMPTS:
-                    raise RegistryUnreachable(f"{self._repository}: {lost}") from lost
+                    raise errors.RegistryUnreachable(f"{self._repository}: {lost}") from lost
                 self._client.patience.pause(failures - 1, lost)
             # the closing request may have arrived and only its answer been lost
             if self._repository.has_blob(self._blob.digest, self._blob.size_bytes):
@@ -153,7 +148,9 @@ class _Upload:
             if not self._resume():
                 sessions += 1
                 if sessions > _MOST_SESSIONS:
-                    raise RegistryUnreachable(f"{self._repository}: lost every upload session")
+                    raise errors.RegistryUnreachable(
+                        f"{self._repository}: lost every upload session"
+                    )
                 self._offset = 0
                 self._place = _begin(self._repository, self._blob) or ""
             self._gauge.at(self._offset)
@@ -174,7 +171,7 @@ class _Upload:
         answer = self._request("PUT", place, 201, blob.size_bytes - self._offset, {})
         claimed = answer.header("Docker-Content-Digest")
         if claimed and claimed != blob.digest:
-            raise RegistryBroken(f"{repository}: received {blob.digest} as {claimed}")
+            raise errors.RegistryBroken(f"{repository}: received {blob.digest} as {claimed}")
 
     def _request(
         self, method: str, place: str, good: int, length: int, more: dict[str, str]
@@ -185,7 +182,7 @@ class _Upload:
             request = RegistryRequest(method, place, self._scope, (good,), headers, part)
             return self._client.read(self._client.once(request), MOST_ANSWER_BYTES)
         # the session expired: not an error of the blob, the upload starts again
-        except NotInRegistry as gone:
+        except errors.NotInRegistry as gone:
             raise Lost(f"the upload is gone: {gone}") from gone
         except Refusal as refused:
             # the registry and we disagree about the offset: `_resume` asks for it
@@ -212,7 +209,7 @@ class _Upload:
         good = (204, 200, 202, 404, 400)
         try:
             answer = self._client.ask(RegistryRequest("GET", self._place, self._scope, good))
-        except RegistryBroken:
+        except errors.RegistryBroken:
             return False
         if answer.status in (404, 400):
             return False
@@ -229,5 +226,5 @@ class _Upload:
         if not span:
             count = most if answer.status == 202 else 0
         if count > most:
-            raise RegistryBroken(f"{self._repository}: claims {count} bytes of {most} sent")
+            raise errors.RegistryBroken(f"{self._repository}: claims {count} bytes of {most} sent")
         return count

@@ -10,12 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.artifacts.store.store import (
-    MARK,
-    Store,
-    read_image_record,
-    read_layer_table,
-)
+from pipeline.artifacts.store.store import Store, read_image_record, read_layer_table
 from pipeline.core import files
 from pipeline.core.errors import FolderInTheWay, StoreDamaged
 from pipeline.core.model import Frozen
@@ -25,11 +20,6 @@ _STALE_S = 7 * 24 * 3600  # a younger download may belong to a fetch of today
 UNUSED_S = 30 * 24 * 3600
 # What a store puts into its folders is named by hashes; a file of any other name is not its own.
 OWN_NAME = re.compile(r"[0-9a-f]{64}(\.foreign)?(\.json)?")
-# Beside the folders; see pipeline/app/signing.py for the second.
-_FILES = (MARK, "key-offered")
-# Folders of files that are named by hashes: a file of any other name is foreign.
-_LEFT_NAME = re.compile(rf"{OWN_NAME.pattern}|\.new-\w+")  # a kill leaves the second
-_HASHED = ("oci/blobs/sha256", "inputs", "partial", "layers", "contents")
 
 
 class StoreSection(Frozen):

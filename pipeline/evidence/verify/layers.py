@@ -12,7 +12,7 @@ from pipeline.artifacts.attest.strict import as_model
 from pipeline.artifacts.attest.trust import Trust
 from pipeline.artifacts.oci.document import Descriptor
 from pipeline.artifacts.oci.record import LayerRecord
-from pipeline.artifacts.registry.pull import pull_blob
+from pipeline.artifacts.registry.pull import receive_blob
 from pipeline.artifacts.registry.repository import Repository
 from pipeline.artifacts.store.store import Store
 from pipeline.core import log
@@ -125,7 +125,7 @@ def take_layer(store: Store, plan: TreePlan, offered: OfferedLayer) -> LayerReco
             log.step(f"Fetching {plan.title}, {log.size(record.size_bytes)}, from {repository}"),
             log.progress("fetched", record.size_bytes) as bar,
         ):
-            pull_blob(repository, offered.blob, partial, bar)
+            receive_blob(repository, offered.blob, partial, bar)
         try:
             return keep_taken(store, plan, partial, record, offered.tree)
         finally:

@@ -11,7 +11,7 @@ from pipeline.artifacts.attest.strict import MAX_BYTES
 from pipeline.artifacts.attest.trust import Trust
 from pipeline.artifacts.oci.document import MOST_MANIFEST_BYTES, Document
 from pipeline.artifacts.oci.reference import ImageReference
-from pipeline.artifacts.registry.pull import check_blob, plan_pull
+from pipeline.artifacts.registry.pull import plan_pull, receive_blob
 from pipeline.artifacts.registry.referrers import everything_listed, fallback_tag
 from pipeline.artifacts.registry.repository import Repository
 from pipeline.core import log
@@ -87,7 +87,7 @@ def open_remote_image(remote: RemoteImage, image: Document, *, deep: bool, jobs:
         log.step(f"Reading {log.count(len(layers), 'layer')}, {log.size(total)}"),
         log.progress("read", total) as bar,
     ):
-        repository.client.each(jobs, layers, lambda b: check_blob(repository, b, bar))
+        repository.client.each(jobs, layers, lambda b: receive_blob(repository, b, None, bar))
     return artifact
 
 

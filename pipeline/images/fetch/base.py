@@ -86,11 +86,8 @@ class Bases:
             raise errors.BaseUnusable(message)
         layers = []
         for layer, diff_id in zip(manifest.layers, diff_ids, strict=True):
-            media_type, size, kind = (
-                _LAYERS.get(layer.media_type),
-                layer.size_bytes,
-                layer.media_type,
-            )
+            size, kind = layer.size_bytes, layer.media_type
+            media_type = _LAYERS.get(kind)
             what = f"{base}: the layer {layer.digest} is a {without_controls(kind)}"
             # what cannot be unpacked cannot be checked
             if media_type is not None and size:

@@ -11,13 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
-
-from pipeline.artifacts.store.store import Store, read_own
+from pipeline.artifacts.store.store import Store
 from pipeline.core import errors, log
 from pipeline.core.files import write_bytes
 from pipeline.core.model import FILE_VERSION, Digest, Frozen
 from pipeline.core.verdict import GateVerdict, worst
+from pipeline.images.gate.runs import read_beside
 from pipeline.images.gate.smem.limits import Card
 
 GateKind = Literal["smem", "numerics", "patches", "parsers", "templates", "arch"]
@@ -98,17 +97,10 @@ def evidence_path(store: Store, image: str, platform: str) -> Path:
 def read_evidence(store: Store, image: str, platform: str, digest: str) -> ImageGates | None:
     """Reads the results of this very image; none where the file has those of another one."""
     path = evidence_path(store, image, platform)
-    try:
-        gates = ImageGates.model_validate_json(read_own(path))
-    except FileNotFoundError:
-        return None
-    except (OSError, errors.StoreDamaged, ValidationError) as error:
-        raise errors.StoreDamaged(
-            f"{path}: the record of its gates cannot be read",
-            f"Judge it again: `sm120 build {image} --gate`.",
-        ) from error
+    again = f"Judge it again: `sm120 build {image} --gate`."
+    gates = read_beside(path, ImageGates, "its gates", again)
     # results of other bytes say nothing about these
-    return gates if gates.image_digest == digest else None
+    return gates if gates and gates.image_digest == digest else None
 
 
 def keep_evidence(

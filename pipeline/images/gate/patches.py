@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
@@ -61,6 +61,7 @@ State = Literal[
 PARSERS = "parsers-"  # before the name of a family, in the gate of a patch of its parser
 TEMPLATES = "templates-"  # and of what renders its conversations
 ChatOrKernel: TypeAlias = CaseResult | ParserResult | RenderedCase
+Judged = TypeVar("Judged")
 # Each version is a wheel to fetch and every case of the patch to compile.
 MOST_VERSIONS = 40
 _VERSIONS = "Name a version that exists, or a range such as '>=0.5.8,<0.6'."
@@ -169,11 +170,9 @@ def _judge(gate: ImageGate, card: Card, tree: engine.EngineTree, spec: PatchSpec
             f"{spec.file}: its gate {spec.gate} has no cases",
             "`gate` names a case file without .yaml; `no_gate` says why there is none.",
         )
-    # with the others in place, as in the image: one patch may need another
-    base, _ = _with_patches(gate, tree, [w for w in gate.series.patches if w is not spec])
-    without = gate.judge(base, card, cases)
-    full, conflict = _with_patches(gate, tree, gate.series.patches, spec)
-    after = None if conflict else gate.judge(full, card, cases)
+    without, after, full, conflict = _both_ways(
+        gate, tree, spec, partial(gate.judge, card=card, cases=cases)
+    )
     # gone from the whole version, and not only from where the case looks for it
     is_absent = all(
         result.gone and not engine.modules_defining(tree, [f.partition(":")[2] for f in names])
@@ -227,10 +226,9 @@ def judge_chat_patch(
                 f"`gate: {PARSERS}FAMILY` names a family of gates/parsers.yaml.",
             )
         judge, python = partial(parsing.judge, cases=cases), parsing.environment.facts.python
-    base, _ = _with_patches(gate, tree, [w for w in gate.series.patches if w is not spec])
-    without = judge(base)
-    full, conflict = _with_patches(gate, tree, gate.series.patches, spec)
-    after = None if conflict else judge(full)
+    without: Sequence[ParserResult | RenderedCase]
+    after: Sequence[ParserResult | RenderedCase] | None
+    without, after, _, conflict = _both_ways(gate, tree, spec, judge)
     state, message = decide(
         without,
         after,
@@ -250,6 +248,19 @@ def judge_chat_patch(
         without={case.name: case.failed for case in without if case.failed},
         with_patch={case.name: case.failed for case in after or [] if case.failed},
     )
+
+
+def _both_ways(
+    gate: OpenedGate[Any],
+    tree: engine.EngineTree,
+    spec: PatchSpec,
+    judge: Callable[[engine.EngineTree], Sequence[Judged]],
+) -> tuple[Sequence[Judged], Sequence[Judged] | None, engine.EngineTree, str]:
+    """What a gate finds without a patch and with it; the tree with it; and why it does not fit."""
+    # with the others in place, as in the image: one patch may need another
+    base, _ = _with_patches(gate, tree, [each for each in gate.series.patches if each is not spec])
+    full, conflict = _with_patches(gate, tree, gate.series.patches, spec)
+    return judge(base), None if conflict else judge(full), full, conflict
 
 
 def _with_patches(

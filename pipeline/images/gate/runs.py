@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 
 from pydantic import ValidationError, model_validator
 
@@ -24,6 +24,7 @@ from pipeline.core.verdict import RunVerdict, TestVerdict, worst
 if TYPE_CHECKING:
     from pipeline.images.assemble.image import Built
 
+Kept = TypeVar("Kept", bound=Frozen)
 # `address`, `quality-address`: of a server of which only the address is known, and no image
 RunKind: TypeAlias = Literal["start", "smoke", "address", "quality", "quality-address"]
 OF_RECIPE, OF_ADDRESS = ("smoke", "quality"), ("address", "quality-address")
@@ -114,17 +115,21 @@ def runs_path(store: Store, image: str, platform: str) -> Path:
     return store.image_folder(image, platform) / FILE
 
 
+def read_beside(path: Path, model: type[Kept], what: str, again: str) -> Kept | None:
+    """What was kept beside an image; none where nothing was, an error where it is damaged."""
+    try:
+        return model.model_validate_json(read_own(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, StoreDamaged, ValidationError) as error:
+        raise StoreDamaged(f"{path}: the record of {what} cannot be read", again) from error
+
+
 def read_runs(store: Store, image: str, platform: str, digest: str) -> list[ImageRun]:
     """The runs of this very image; those of other bytes say nothing about it."""
     path = runs_path(store, image, platform)
-    try:
-        record = ImageRuns.model_validate_json(read_own(path))
-    except FileNotFoundError:
-        return []
-    except (OSError, StoreDamaged, ValidationError) as error:
-        hint = f"Run it again: `sm120 image test {image}`."
-        raise StoreDamaged(f"{path}: the record of its runs cannot be read", hint) from error
-    return record.runs if record.image_digest == digest else []
+    record = read_beside(path, ImageRuns, "its runs", f"Run it again: `sm120 image test {image}`.")
+    return record.runs if record and record.image_digest == digest else []
 
 
 def keep_runs(store: Store, built: Built, new: Sequence[ImageRun]) -> list[ImageRun]:

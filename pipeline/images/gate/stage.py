@@ -37,7 +37,7 @@ from pipeline.images.gate.parsers.judge import (
     open_parser_gate,
     run_parser_gate,
 )
-from pipeline.images.gate.patches import judge_patches
+from pipeline.images.gate.patches import ChatOrKernel, judge_patches
 from pipeline.images.gate.smem.engine import GateContext
 from pipeline.images.gate.smem.image_gate import (
     ImageGate,
@@ -47,7 +47,7 @@ from pipeline.images.gate.smem.image_gate import (
     run_gate,
 )
 from pipeline.images.gate.smem.limits import CARDS, Card, card_for
-from pipeline.images.gate.smem.results import CaseResult, GateResult, NumericsResult
+from pipeline.images.gate.smem.results import GateResult, NumericsResult
 from pipeline.images.gate.smem.run import worker_digest
 from pipeline.images.gate.templates.judge import (
     TemplateGate,
@@ -59,7 +59,7 @@ from pipeline.images.spec.checkout import Checkout
 
 # A row states these itself, or they are times.
 _NO_FACTS: dict[str, Any] = {
-    **dict.fromkeys(("name", "verdict", "message", "seconds", "cached"), True),
+    **dict.fromkeys(("name", "verdict", "message", "seconds", "cached", "family"), True),
     "kernels": {"__all__": {"record": {"seconds"}}},
 }
 # Up to so many objects that one line of arch.yaml accepts are listed one by one.
@@ -105,7 +105,7 @@ def run_smem(
     return GateRun(evidence, result.seconds, result=result)
 
 
-def _row(case: CaseResult | NumericsResult, verdict: GateVerdict) -> EvidenceRow:
+def _row(case: ChatOrKernel | NumericsResult, verdict: GateVerdict) -> EvidenceRow:
     facts = case.model_dump(mode="json", exclude=_NO_FACTS)
     return EvidenceRow(name=case.name, verdict=verdict, message=case.message, facts=facts)
 
@@ -188,38 +188,20 @@ def _chat_evidence(
 
     No card decides it; results of an image are kept by card, so it has the image's first.
     """
-    plan, facts = gate.plan, result.environment
-    patches = [gate.patch_folder / file for file in result.patches]
-    left_out = {"name", "verdict", "message", "seconds", "cached", "family"}
+    facts = result.environment
     return Evidence(
         gate=kind,
         arch=arch,
         verdict=result.verdict,
-        inputs={
-            **_gate_files(gate.context.checkout, plan.spec.name, kind, plan.platform),
-            **{f"patches/{p.name}": sha256_of(p.read_bytes()) for p in patches},
-            **{pin.file: f"sha256:{pin.sha256}" for pin in facts.wheels},
-            "engine": result.engine_digest,
-        },
-        made_by={
-            **{"sm120-pipeline": __version__, "worker": result.worker},
-            "python": facts.python,
-        },
+        inputs=_inputs(gate, kind, result.patches, result.engine_digest),
+        made_by=_made_by(result.worker, python=facts.python),
         summary={
             "engine": f"{result.engine} {result.engine_version}",
             "environment": facts.kind,
             **summary,
             "not judged": result.not_judged,
         },
-        rows=[
-            EvidenceRow(
-                name=case.name,
-                verdict=case.verdict,
-                message=case.message,
-                facts=case.model_dump(mode="json", exclude=left_out),
-            )
-            for case in result.cases
-        ],
+        rows=[_row(case, case.verdict) for case in result.cases],
     )
 
 
@@ -296,26 +278,36 @@ def _gate_files(checkout: Checkout, image: str, gate: GateKind, platform: str) -
 
 def _about(gate: ImageGate, kind: GateKind, card: Card, engine: str) -> dict[str, Any]:
     """What a gate was asked about, and what decided it, for its evidence."""
-    facts, plan = gate.environment.facts, gate.plan
-    patches = [gate.patch_folder / spec.file for spec in gate.series.patches]
+    facts, patches = gate.environment.facts, [spec.file for spec in gate.series.patches]
     # every assembler that Triton brings; which of them it takes depends on the card
     tools = gate.environment.folder / "site" / "triton" / "backends" / "nvidia" / "bin"
     return {
         "gate": kind,
         "arch": card.arch,
         "card": card,
-        "inputs": {
-            **_gate_files(gate.context.checkout, plan.spec.name, kind, plan.platform),
-            **{f"patches/{p.name}": sha256_of(p.read_bytes()) for p in patches},
-            **{pin.file: f"sha256:{pin.sha256}" for pin in facts.wheels},
-            "engine": engine,
-        },
-        "made_by": {
-            **{"sm120-pipeline": __version__, "worker": worker_digest(), "python": facts.python},
-            **{"torch": facts.torch, "triton": facts.triton},
+        "inputs": _inputs(gate, kind, patches, engine),
+        "made_by": _made_by(
+            worker_digest(),
+            **{"python": facts.python, "torch": facts.torch, "triton": facts.triton},
             **{path.name: ptxas_version(path) for path in sorted(tools.glob("ptxas*"))},
-        },
+        ),
     }
+
+
+def _inputs(
+    gate: OpenedGate[Any], kind: GateKind, patches: Sequence[str], engine: str
+) -> dict[str, str]:
+    plan, paths = gate.plan, [gate.patch_folder / file for file in patches]
+    return {
+        **_gate_files(gate.context.checkout, plan.spec.name, kind, plan.platform),
+        **{f"patches/{path.name}": sha256_of(path.read_bytes()) for path in paths},
+        **{pin.file: f"sha256:{pin.sha256}" for pin in gate.environment.facts.wheels},
+        "engine": engine,
+    }
+
+
+def _made_by(worker: str, **versions: str) -> dict[str, str]:
+    return {"sm120-pipeline": __version__, "worker": worker, **versions}
 
 
 @cache

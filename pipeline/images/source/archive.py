@@ -346,10 +346,8 @@ def lock_file(store: Store, spec: SourceSpec, archive: Path) -> SourceLock:
     """Locks a source from a local archive, and keeps that in the store for the build."""
     if not archive.is_file():
         raise errors.SpecInvalid(f"{archive}: is not a file", "Name a tar archive, packed or not.")
-    digest, size_bytes = (
-        files.sha256_of_file(archive).removeprefix("sha256:"),
-        archive.stat().st_size,
-    )
+    digest = files.sha256_of_file(archive).removeprefix("sha256:")
+    size_bytes = archive.stat().st_size
     pin = ArchivePin(
         kind="file", name=spec.name, file=archive.name, size_bytes=size_bytes, sha256=digest
     )

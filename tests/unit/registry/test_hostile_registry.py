@@ -15,7 +15,7 @@ from pipeline.artifacts.oci.document import Descriptor, read_document
 from pipeline.artifacts.oci.reference import parse_reference
 from pipeline.artifacts.registry.access import Access
 from pipeline.artifacts.registry.client import RegistryClient
-from pipeline.artifacts.registry.pull import check_blob, plan_pull, pull_blob
+from pipeline.artifacts.registry.pull import plan_pull, receive_blob
 from pipeline.artifacts.registry.referrers import referrers
 from pipeline.artifacts.registry.repository import Repository
 from pipeline.artifacts.registry.upload import push_blob
@@ -62,8 +62,8 @@ ASKS: dict[str, Callable[[Repository, Path], object]] = {
     "manifest": lambda repository, _: repository.manifest("v1"),
     "referrers": lambda repository, _: referrers(repository, BLOB.digest),
     "small blob": lambda repository, _: repository.read_blob(BLOB, 9999),
-    "checked blob": lambda repository, _: check_blob(repository, BLOB, NoBar()),
-    "pulled blob": lambda repository, path: pull_blob(repository, BLOB, path, NoBar()),
+    "checked blob": lambda repository, _: receive_blob(repository, BLOB, None, NoBar()),
+    "pulled blob": lambda repository, path: receive_blob(repository, BLOB, path, NoBar()),
     "upload": lambda repository, _: push_blob(repository, blob_of(DATA), NoBar()),
 }
 
@@ -179,7 +179,7 @@ def test_a_blob_cut_in_the_middle_of_a_chunk_is_gone_on_with(
         hostile.body(data[262_144:], head)(conn, request)
 
     with hostile.hostile_server(answer) as url:
-        pull_blob(hostile_repository(url), blob, tmp_path / "partial", NoBar())
+        receive_blob(hostile_repository(url), blob, tmp_path / "partial", NoBar())
     assert (tmp_path / "partial").read_bytes() == data
     assert [b"Range: bytes=262144-" in request for request in asked] == [False, True]
 
@@ -189,9 +189,9 @@ def test_a_blob_that_is_always_cut_in_a_chunk_is_unreachable_not_broken(tmp_path
     with hostile.hostile_server(cut) as url:
         repository = hostile_repository(url)
         with pytest.raises(RegistryUnreachable, match="broke off"):
-            pull_blob(repository, BLOB, tmp_path / "partial", NoBar())
+            receive_blob(repository, BLOB, tmp_path / "partial", NoBar())
         with pytest.raises(RegistryUnreachable, match="broke off"):
-            check_blob(repository, BLOB, NoBar())
+            receive_blob(repository, BLOB, None, NoBar())
 
 
 def test_a_registry_that_says_when_to_come_back_in_a_ratelimit_is_obeyed(
@@ -235,7 +235,7 @@ def test_a_blob_is_gone_on_with_whatever_a_registry_makes_of_ranges(
     blob = Descriptor(media_type="a/b", digest=digest_of(WHOLE), size_bytes=len(WHOLE))
     (tmp_path / "partial").write_bytes(WHOLE[:1000])
     with hostile_server(resuming(name)) as url:
-        pull_blob(hostile_repository(url), blob, tmp_path / "partial", NoBar())
+        receive_blob(hostile_repository(url), blob, tmp_path / "partial", NoBar())
     assert (tmp_path / "partial").read_bytes() == WHOLE
 
 

@@ -12,7 +12,13 @@ import pytest
 
 from pipeline.artifacts.oci.document import Document
 from pipeline.artifacts.oci.reference import parse_reference
-from pipeline.artifacts.registry.pull import plan_pull, pull_blob, pull_into, pull_layout, resolve
+from pipeline.artifacts.registry.pull import (
+    plan_pull,
+    pull_into,
+    pull_layout,
+    receive_blob,
+    resolve,
+)
 from pipeline.artifacts.registry.repository import Repository
 from pipeline.artifacts.store.store import open_store
 from pipeline.core.errors import NotInRegistry, RegistryBroken, RegistryUnreachable, StoreUnwritable
@@ -202,9 +208,9 @@ def test_bytes_that_were_thrown_away_are_taken_off_the_bar(
 
     door.fail("GET", digest_of(LAYER), with_body(LAYER[:-1] + b"x"))
     with pytest.raises(RegistryBroken, match="received"):
-        pull_blob(repository, image.layers[0], tmp_path / "partial", Counting())
+        receive_blob(repository, image.layers[0], tmp_path / "partial", Counting())
     assert sum(done) == 0
-    pull_blob(repository, image.layers[0], tmp_path / "partial", Counting())
+    receive_blob(repository, image.layers[0], tmp_path / "partial", Counting())
     assert sum(done) == len(LAYER)
 
 

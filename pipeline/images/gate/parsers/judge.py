@@ -9,8 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.artifacts.containers.sandbox import Sandbox
-from pipeline.core.model import Digest, Frozen, canonical_json, sha256_of
+from pipeline.core.model import Frozen
 from pipeline.core.verdict import GateVerdict, worst
 from pipeline.images.assemble.plan import ImagePlan
 from pipeline.images.gate.evidence import Evidence
@@ -28,10 +27,10 @@ from pipeline.images.gate.smem.engine import (
     engine_pin,
     engine_tree,
 )
-from pipeline.images.gate.smem.environment import EnvironmentFacts, make_environment
+from pipeline.images.gate.smem.environment import make_environment
 from pipeline.images.gate.smem.image_gate import OpenedGate, chosen_series
-from pipeline.images.gate.smem.results import CaseReply
-from pipeline.images.gate.smem.run import WorkerTarget, kept_or_asked, worker_digest
+from pipeline.images.gate.smem.results import CaseReply, EngineResult
+from pipeline.images.gate.smem.run import Answer, Case, WorkerTarget, kept_or_asked, worker_digest
 
 PARSER_WORKER = Path(__file__).with_name("worker")
 _MOST_SHOWN = 60  # characters of a step in a message
@@ -145,30 +144,27 @@ class ParserResult(Frozen):
         )
 
 
-class ParserResults(Frozen):
+class ParserResults(EngineResult):
     """All cases of an image's parsers, and what decided them."""
 
-    image: str
-    platform: str
-    image_digest: Digest | None = None  # of the image as built, where it is built
-    engine: str
-    engine_version: str
-    engine_digest: Digest
-    patches: list[str]
-    worker: Digest
-    environment: EnvironmentFacts
-    verdict: GateVerdict
     cases: list[ParserResult]
     not_judged: dict[str, str] = {}
-    sandbox: Sandbox | None = None
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class ParserTarget(WorkerTarget[ParserCase, ParserAnswer]):
-    """An engine's chat endpoint, with its parsers."""
+class ChatTarget(WorkerTarget[Case, Answer]):
+    """An engine as far as its chat endpoint imports it."""
 
-    file: ParsersFile
+    bare: Sequence[str]  # packages without their own beginning
+    left_out: Sequence[str]  # stood in for
+
+    def job(self, cases: Sequence[Case]) -> dict[str, Any]:
+        left_out = [*self.absent, *self.left_out]
+        return {**super().job(cases), "bare": list(self.bare), "left_out": left_out}
+
+
+class ParserTarget(ChatTarget[ParserCase, ParserAnswer]):
+    """An engine's chat endpoint, with its parsers."""
 
     @property
     def program(self) -> Path:
@@ -179,26 +175,10 @@ class ParserTarget(WorkerTarget[ParserCase, ParserAnswer]):
         return ParserAnswer
 
     def key(self, case: ParserCase) -> str:
-        asked = {
-            "worker": worker_digest(PARSER_WORKER),
-            "environment": self.environment.key,
-            "absent": self.environment.absent,
-            "engine": self.tree.digest,
-            "setup": self.file.model_dump(include={"bare", "left_out"}),
-            # these decide no answer
-            "case": case.model_dump(exclude={"family", "stands_for", "timeout_s"}),
-        }
-        return sha256_of(canonical_json(asked))
-
-    def job(self, cases: Sequence[ParserCase]) -> dict[str, Any]:
-        absent = [name for name in self.environment.absent if name != self.tree.package]
-        return {
-            "engine": str(self.tree.folder),
-            "package": self.tree.package,
-            "bare": self.file.bare,
-            "left_out": [*absent, *self.file.left_out],
-            "cases": [case.model_dump() for case in cases],
-        }
+        setup = {"bare": list(self.bare), "left_out": list(self.left_out)}
+        # these decide no answer
+        asked = case.model_dump(exclude={"family", "stands_for", "timeout_s"})
+        return self.key_of(worker=worker_digest(PARSER_WORKER), setup=setup, case=asked)
 
 
 @dataclass(frozen=True)
@@ -207,8 +187,13 @@ class ParserGate(OpenedGate[ParserGates]):
 
     image: ImagePlan | None = None  # where its base has the engine
 
+    @property
+    def judged(self) -> ImagePlan:
+        return self.image or self.plan
+
     def target(self, tree: EngineTree) -> ParserTarget:
-        about = (self.context.store, self.environment, tree, self.gates.file)
+        store, file = self.context.store, self.gates.file
+        about = (store, self.environment, tree, file.bare, file.left_out)
         return ParserTarget(*about, ask=self.context.ask)
 
     def judge(self, tree: EngineTree, cases: Sequence[ParserCase]) -> list[ParserResult]:
@@ -237,24 +222,13 @@ def open_parser_gate(
 def run_parser_gate(
     gate: ParserGate, *, unpatched: bool = False, only: str | None = None
 ) -> ParserResults:
-    """Judges an image's parsers; a result of some cases alone is not the image's own."""
-    start, plan = time.monotonic(), gate.image or gate.plan
+    """Judges an image's parsers."""
+    start = time.monotonic()
     tree = gate.tree if unpatched else gate.patched()
     cases = gate.judge(tree, gate.gates.chosen(only))
-    record = gate.context.store.image_record(plan.spec.name, plan.platform)
-    # a record with another key is of other bytes, which were not judged here
-    is_whole = gate.is_own and not unpatched and only is None
-    is_built = record is not None and record.key == plan.key and is_whole
     return ParserResults(
-        image=plan.spec.name,
-        platform=plan.platform,
-        image_digest=record.digest if record and is_built else None,
-        engine=tree.project,
-        engine_version=tree.version,
-        engine_digest=tree.digest,
-        patches=[] if unpatched else [spec.file for spec in gate.series.patches],
+        **gate.about(tree, unpatched=unpatched, only=only),
         worker=worker_digest(PARSER_WORKER),
-        environment=gate.environment.facts,
         verdict=worst([case.verdict for case in cases], "unknown"),
         cases=cases,
         not_judged=dict(gate.gates.file.not_judged),

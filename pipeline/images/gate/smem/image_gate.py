@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pipeline.core.errors import GateInvalid, GateUnknown, there_are
 from pipeline.core.model import Frozen
@@ -56,6 +56,11 @@ class OpenedGate(Generic[Cases]):
     is_own: bool = True  # the series that the image is built with
 
     @property
+    def judged(self) -> ImagePlan:
+        """The image that results are about."""
+        return self.plan
+
+    @property
     def patch_folder(self) -> Path:
         spec = self.plan.spec
         return (self.context.checkout.folder(spec.name) / (spec.patches or "none")).parent
@@ -64,6 +69,29 @@ class OpenedGate(Generic[Cases]):
         """The engine as the image holds it, or would with another series."""
         chosen = series or self.series
         return patched(self.tree, chosen.patches, self.patch_folder, self.context)
+
+    def about(
+        self, tree: EngineTree, *, unpatched: bool, only: str | None, is_whole: bool = True
+    ) -> dict[str, Any]:
+        """What a result says of image and engine, whichever gate it is of.
+
+        A result of only some of the cases, or of other patches, is not the image's own.
+        """
+        plan = self.judged
+        record = self.context.store.image_record(plan.spec.name, plan.platform)
+        is_own = is_whole and self.is_own and not unpatched and only is None
+        # a record with another key is of other bytes, which were not judged here
+        digest = record.digest if record and record.key == plan.key and is_own else None
+        return {
+            "image": plan.spec.name,
+            "platform": plan.platform,
+            "image_digest": digest,
+            "engine": tree.project,
+            "engine_version": tree.version,
+            "engine_digest": tree.digest,
+            "patches": [] if unpatched else [spec.file for spec in self.series.patches],
+            "environment": self.environment.facts,
+        }
 
 
 class ImageGate(OpenedGate[Gates]):
@@ -109,18 +137,11 @@ def run_gate(
     only: str | None = None,
     judged: bool = True,
 ) -> GateResult:
-    """Judges an image's cases for a card; with `judged=False` none, for another gate's use.
-
-    A result of only some of the cases, or of other patches, is not the image's own.
-    """
+    """Judges an image's cases for a card; with `judged=False` none, for another gate's use."""
     start = time.monotonic()
     tree = gate.tree if unpatched else gate.patched()
     chosen = chosen_cases(gate.gates.cases(), only) if judged else []
     cases = gate.judge(tree, card, chosen)
-    record = gate.context.store.image_record(gate.plan.spec.name, gate.plan.platform)
-    is_whole = gate.is_own and not unpatched and only is None
-    # a record with another key is of other bytes, which were not judged here
-    is_built = record is not None and record.key == gate.plan.key and is_whole
     seconds = round(time.monotonic() - start, 3)
     covered = None
     # of some cases alone, what the others reach would count as missed
@@ -128,15 +149,8 @@ def run_gate(
         seen = {(k.record.module, k.record.kernel) for case in cases for k in case.kernels}
         covered = coverage(engine_kernels(gate.context.store, tree), seen)
     return GateResult(
-        image=gate.plan.spec.name,
-        platform=gate.plan.platform,
-        image_digest=record.digest if record and is_built else None,
-        engine=tree.project,
-        engine_version=tree.version,
-        engine_digest=tree.digest,
-        patches=[] if unpatched else [spec.file for spec in gate.series.patches],
+        **gate.about(tree, unpatched=unpatched, only=only),
         card=card,
-        environment=gate.environment.facts,
         worker=worker_digest(),
         verdict=overall_of_cases(cases),
         cases=cases,

@@ -153,10 +153,9 @@ class NumericsResults(Frozen):
     seconds: float = 0.0
 
 
-class GateResult(Frozen):
-    """A gate run: everything that decides it, and what came out."""
+class EngineResult(Frozen):
+    """What a gate that runs an engine's code found of an image, and what decided it."""
 
-    format: Annotated[Literal[1], FILE_VERSION] = 1
     image: str
     platform: str
     image_digest: Digest | None = None  # of the image as built, where it is built
@@ -164,15 +163,21 @@ class GateResult(Frozen):
     engine_version: str
     engine_digest: Digest
     patches: list[str]
-    card: Card
     environment: EnvironmentFacts
     worker: Digest
     verdict: GateVerdict
+    sandbox: Sandbox | None = None  # what the engine's code could not reach, where any of it ran
+    seconds: float = 0.0
+
+
+class GateResult(EngineResult):
+    """What the kernels of an image need, and whether a card has it."""
+
+    format: Annotated[Literal[1], FILE_VERSION] = 1
+    card: Card
     cases: list[CaseResult]
     coverage: Coverage | None = None
     numerics: NumericsResults | None = None  # of the patched kernels, on request
-    sandbox: Sandbox | None = None  # what the engine's code could not reach, where any of it ran
-    seconds: float = 0.0
 
     @property
     def without_numbers(self) -> list[str]:

@@ -129,9 +129,23 @@ class WorkerTarget(AnswerTarget[Case, Answer]):
         """Folders that a worker may write to, beside its own."""
         return []
 
-    def job(self, cases: Sequence[Case]) -> dict[str, Any]:
+    def job(self, cases: Sequence[Any]) -> dict[str, Any]:
         """What a worker is given, as JSON."""
-        raise NotImplementedError
+        return {
+            "engine": str(self.tree.folder),
+            "package": self.tree.package,
+            "cases": [case.model_dump() for case in cases],
+        }
+
+    @property
+    def absent(self) -> list[str]:
+        """Modules of the image that a worker puts stand-ins for; the engine's own is there."""
+        return [name for name in self.environment.absent if name != self.tree.package]
+
+    def key_of(self, **asked: Any) -> str:
+        """A key of these, and of the environment and the engine."""
+        own = {"environment": self.environment.key, "absent": self.environment.absent}
+        return sha256_of(canonical_json({**own, "engine": self.tree.digest, **asked}))
 
     def variables(self, cases: Sequence[Case], work: Path) -> dict[str, str]:
         """A worker's environment."""
@@ -170,15 +184,13 @@ class GateTarget(WorkerTarget[KernelCase, WorkerAnswer]):
 
     def job(self, cases: Sequence[KernelCase]) -> dict[str, Any]:
         return {
-            "engine": str(self.tree.folder),
-            "package": self.tree.package,
+            **super().job(cases),
             "bare": self.setup.bare,
-            "absent": [n for n in self.environment.absent if n != self.tree.package],
+            "absent": self.absent,
             "card": self.card.model_dump(),
             "cuda": self.environment.facts.cuda,
             "cache": str(self.kernels),
             "interpret": cases[0].numerics is not None,
-            "cases": [case.model_dump() for case in cases],
         }
 
     def variables(self, cases: Sequence[KernelCase], work: Path) -> dict[str, str]:
@@ -193,19 +205,9 @@ class GateTarget(WorkerTarget[KernelCase, WorkerAnswer]):
         """Everything that decides the answer to a case."""
         # these only decide the verdict, so an answer outlives a change of them
         asked = case.model_dump(exclude={"gate", "stands_for", "kernels", "spill_free", "base"})
-        return sha256_of(
-            canonical_json(
-                {
-                    "worker": worker_digest(),
-                    "environment": self.environment.key,
-                    "absent": self.environment.absent,
-                    "engine": self.tree.digest,
-                    "setup": self.setup.model_dump(exclude={"not_judged"}),
-                    "card": self.card.model_dump(),
-                    "case": asked,
-                }
-            )
-        )
+        setup = self.setup.model_dump(exclude={"not_judged"})
+        card = self.card.model_dump()
+        return self.key_of(worker=worker_digest(), setup=setup, card=card, case=asked)
 
     @property
     def kernels(self) -> Path:

@@ -12,14 +12,13 @@ from typing import Any, Literal
 
 from pydantic import Base64Bytes
 
-from pipeline.artifacts.containers.sandbox import Sandbox
 from pipeline.core.errors import TemplateUnusable
 from pipeline.core.files import os_errors_explained
 from pipeline.core.model import Digest, Frozen, canonical_json, sha256_of
 from pipeline.core.verdict import GateVerdict, worst
 from pipeline.images.assemble.plan import ImagePlan
 from pipeline.images.gate.files import read_setup
-from pipeline.images.gate.parsers.judge import PARSER_WORKER
+from pipeline.images.gate.parsers.judge import PARSER_WORKER, ChatTarget
 from pipeline.images.gate.smem.engine import (
     EngineTree,
     GateContext,
@@ -27,10 +26,10 @@ from pipeline.images.gate.smem.engine import (
     engine_tree,
     mark_used,
 )
-from pipeline.images.gate.smem.environment import EnvironmentFacts, make_environment
+from pipeline.images.gate.smem.environment import make_environment
 from pipeline.images.gate.smem.image_gate import OpenedGate, chosen_series
-from pipeline.images.gate.smem.results import CaseReply
-from pipeline.images.gate.smem.run import WorkerTarget, kept_or_asked, worker_digest
+from pipeline.images.gate.smem.results import CaseReply, EngineResult
+from pipeline.images.gate.smem.run import kept_or_asked, worker_digest
 from pipeline.images.gate.templates.cases import THINKING, Conversation
 from pipeline.images.gate.templates.files import ModelText
 from pipeline.images.gate.templates.renderer import TemplateRefused
@@ -162,32 +161,16 @@ class RenderedCase(Frozen):
         )
 
 
-class TemplateResults(Frozen):
+class TemplateResults(EngineResult):
     """All conversations of an image's families, and what decided them."""
 
-    image: str
-    platform: str
-    image_digest: Digest | None = None  # of the image as built, where it is built
-    engine: str
-    engine_version: str
-    engine_digest: Digest
-    patches: list[str]
-    worker: Digest
-    environment: EnvironmentFacts
-    verdict: GateVerdict
     cases: list[RenderedCase]
     templates: dict[str, dict[str, Digest]]  # family → the files that its template is from
     not_judged: dict[str, str] = {}
-    sandbox: Sandbox | None = None
-    seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class TemplateTarget(WorkerTarget[TemplateCase, TemplateAnswer]):
+class TemplateTarget(ChatTarget[TemplateCase, TemplateAnswer]):
     """An engine, or a model maker's own package, that renders conversations."""
-
-    bare: Sequence[str]
-    left_out: Sequence[str]
 
     @property
     def program(self) -> Path:
@@ -206,25 +189,9 @@ class TemplateTarget(WorkerTarget[TemplateCase, TemplateAnswer]):
         return {**super().variables(cases, work), "HF_HUB_OFFLINE": "1"}
 
     def key(self, case: TemplateCase) -> str:
-        asked = {
-            "worker": [worker_digest(TEMPLATE_WORKER), worker_digest(PARSER_WORKER)],
-            "environment": self.environment.key,
-            "absent": self.environment.absent,
-            "engine": self.tree.digest,
-            "setup": [self.bare, self.left_out],
-            "case": case.model_dump(exclude={"timeout_s"}),
-        }
-        return sha256_of(canonical_json(asked))
-
-    def job(self, cases: Sequence[TemplateCase]) -> dict[str, Any]:
-        absent = [name for name in self.environment.absent if name != self.tree.package]
-        return {
-            "engine": str(self.tree.folder),
-            "package": self.tree.package,
-            "bare": list(self.bare),
-            "left_out": [*absent, *self.left_out],
-            "cases": [case.model_dump() for case in cases],
-        }
+        worker = [worker_digest(TEMPLATE_WORKER), worker_digest(PARSER_WORKER)]
+        asked = case.model_dump(exclude={"timeout_s"})
+        return self.key_of(worker=worker, setup=[self.bare, self.left_out], case=asked)
 
 
 @dataclass(frozen=True)
@@ -394,19 +361,16 @@ def open_template_gate(
 def run_template_gate(
     gate: TemplateGate, *, unpatched: bool = False, only: str | None = None
 ) -> TemplateResults:
-    """Judges an image's rendering; a result of some cases alone is not the image's own."""
+    """Judges an image's rendering."""
     start, opened = time.monotonic(), gate.opened
-    plan, known = opened.plan, opened.gates.file.families
     tree = opened.tree if unpatched else opened.patched()
     chosen = opened.gates.chosen(only, list(gate.texts))
     cases = gate.judge(tree, chosen)
     if not cases:
         why = "; ".join(f"{family}: {reason}" for family, reason in gate.not_judged.items())
-        raise TemplateUnusable(f"{plan.spec.name}: nothing can be judged: {why}")
-    record = opened.context.store.image_record(plan.spec.name, plan.platform)
+        raise TemplateUnusable(f"{opened.plan.spec.name}: nothing can be judged: {why}")
     # a user's own model says nothing about the image for others
-    is_whole = opened.is_own and not unpatched and only is None and {*gate.texts} <= {*known}
-    is_built = record is not None and record.key == plan.key and is_whole
+    is_whole = {*gate.texts} <= {*opened.gates.file.families}
     files = {
         name: dict(gate.texts[name].inputs)
         if name in gate.texts
@@ -416,15 +380,8 @@ def run_template_gate(
     }
     worker = [worker_digest(TEMPLATE_WORKER), worker_digest(PARSER_WORKER)]
     return TemplateResults(
-        image=plan.spec.name,
-        platform=plan.platform,
-        image_digest=record.digest if record and is_built else None,
-        engine=tree.project,
-        engine_version=tree.version,
-        engine_digest=tree.digest,
-        patches=[] if unpatched else [spec.file for spec in opened.series.patches],
+        **opened.about(tree, unpatched=unpatched, only=only, is_whole=is_whole),
         worker=sha256_of(canonical_json(worker)),
-        environment=opened.environment.facts,
         verdict=worst([case.verdict for case in cases], "unknown"),
         cases=cases,
         templates=files,

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from pipeline.artifacts.store.store import open_store
-from pipeline.images.gate.parsers.cases import ParserCase, ParserGates, whole_format
+from pipeline.images.gate.parsers.cases import ParserCase, ParserGates, ParsersFile, whole_format
 from pipeline.images.gate.parsers.judge import ParserResult, ParserTarget
 from pipeline.images.gate.parsers.worker.judging import reduce_stream
 from pipeline.images.gate.parsers.worker.streams import Stream, every_stream
@@ -26,6 +25,7 @@ from tests.unit.gate.parsers.test_planted_parsers import CASES, FORMATS, GATES, 
 from tests.unit.gate.smem.test_run import FACTS, ThisPython
 
 NAMES = ("call-no-think", "two-calls", "think/cut-off")
+FILE = GATES.file.model_copy(update={"bare": ["sglang"], "left_out": [], "no_endpoint": {}})
 
 
 @pytest.fixture
@@ -34,9 +34,8 @@ def target(tmp_path: Path) -> ParserTarget:
     write_engine(tmp_path / "engine", formats, TOOLS)
     tree = EngineTree(tmp_path / "engine", "sglang", "1", f"sha256:{'0' * 64}")
     environment = ThisPython(tmp_path / "environment", FACTS, ("torch",))
-    changed = {"bare": ["sglang"], "left_out": [], "no_endpoint": {}}
-    file = GATES.file.model_copy(update=changed)
-    return ParserTarget(open_store(tmp_path / "store"), environment, tree, file)
+    store = open_store(tmp_path / "store")
+    return ParserTarget(store, environment, tree, FILE.bare, FILE.left_out)
 
 
 def asked(parser: str, *truths: str) -> list[ParserCase]:
@@ -44,9 +43,11 @@ def asked(parser: str, *truths: str) -> list[ParserCase]:
     return [CASES["kimi-k2"][truth].model_copy(update=parsers) for truth in truths]
 
 
-def judged(target: ParserTarget, cases: list[ParserCase]) -> dict[str, ParserResult]:
+def judged(
+    target: ParserTarget, cases: list[ParserCase], file: ParsersFile = FILE
+) -> dict[str, ParserResult]:
     return {
-        case.name.partition("/")[2]: ParserResult.of(case, answer, target.file, cached=kept)
+        case.name.partition("/")[2]: ParserResult.of(case, answer, file, cached=kept)
         for case, answer, kept in kept_or_asked(target, cases)
     }
 
@@ -151,7 +152,7 @@ def test_each_way_to_ask_passes_sound_engines_and_catches_planted_defects(
             named = f"{mode}/{defect}/{truth}"
             cases.append(whole.model_copy(update={"parsers": parsers, "name": named}))
     verdicts = {
-        case.name: ParserResult.of(case, answer, target.file, cached=False).verdict
+        case.name: ParserResult.of(case, answer, FILE, cached=False).verdict
         for case, answer, _ in kept_or_asked(target, cases)
     }
     meant = {
@@ -193,8 +194,8 @@ def test_an_endpoint_that_an_engine_never_had_is_accepted_only_where_the_file_sa
         for kind in ("messages", "responses")
     ]
     why = dict.fromkeys(("messages", "responses"), "This version has no such endpoint.")
-    known = replace(target, file=target.file.model_copy(update={"no_endpoint": why}))
-    found = {name: result.verdict for name, result in judged(known, cases).items()}
+    known = FILE.model_copy(update={"no_endpoint": why})
+    found = {name: result.verdict for name, result in judged(target, cases, known).items()}
     # what it has must be judged
     assert found == {"plain/messages": "accepted", "plain/responses": "unknown"}
     assert judged(target, cases)["plain/messages"].verdict == "unknown"
@@ -211,7 +212,7 @@ def test_whatever_decides_an_answer_of_a_parser_is_part_of_its_key(
     if what == "engine":
         target = replace(target, tree=replace(target.tree, digest=f"sha256:{'1' * 64}"))
     elif what == "setup":
-        target = replace(target, file=target.file.model_copy(update={"left_out": ["sglang.a"]}))
+        target = replace(target, left_out=["sglang.a"])
     elif what == "absent":
         target = replace(target, environment=replace(target.environment, absent=("zmq",)))
     else:

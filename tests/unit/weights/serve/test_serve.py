@@ -20,6 +20,7 @@ import pytest
 from pipeline.app import weights_hub as weights_serve
 from pipeline.core.errors import AddressUnusable, LockEdited
 from pipeline.core.files import remove_tree
+from pipeline.core.net.address import is_loopback
 from pipeline.weights.disk.hashing import identity_of, open_pin
 from pipeline.weights.place import LockedFolder, find_places
 from pipeline.weights.serve import http as wire
@@ -878,5 +879,5 @@ def test_the_command_does_not_serve_what_is_not_locked(
 def test_the_printed_address_is_one_that_clients_can_use(
     host: str, loopback: bool, name: str
 ) -> None:
-    assert weights_serve._is_loopback(host) is loopback
+    assert is_loopback(f"[{host}]") is loopback
     assert weights_serve._name(host) == name
