@@ -43,6 +43,10 @@ class _Message(_Foreign):
     reasoning_content: str | None = None
     tool_calls: list[_Call] | None = None
 
+    @property
+    def thought(self) -> str:
+        return self.reasoning_content or self.reasoning or ""
+
 
 class _Top(_Foreign):
     token: str
@@ -168,24 +172,19 @@ async def ask_choices(
     client: ChatClient, model: str, prompt: str, number: int, **options: Any
 ) -> dict[int, str]:
     """So many answers to one prompt in one request, by their index, whole or in a stream."""
-    messages = [{"role": "user", "content": prompt}]
+    messages, is_stream = [{"role": "user", "content": prompt}], options.get("stream")
     body = {"model": model, "messages": messages, "n": number, **options}
     texts: dict[int, str] = {}
-    if options.get("stream"):
-        _, events = await client.stream(CHAT, body)
-        for _, value in events:
-            for choice in _completion(value).choices:
-                part = choice.delta or _Message()
-                text = (part.reasoning_content or part.reasoning or "") + (part.content or "")
-                texts[choice.index or 0] = texts.get(choice.index or 0, "") + text
-        return texts
-    _, value = await client.post(CHAT, body)
-    for choice in _completion(value).choices:
-        part = choice.message or _Message()
-        if (choice.index or 0) in texts:
+    if is_stream:
+        values = [value for _, value in (await client.stream(CHAT, body))[1]]
+    else:
+        values = [(await client.post(CHAT, body))[1]]
+    for choice in (choice for value in values for choice in _completion(value).choices):
+        part = (choice.delta if is_stream else choice.message) or _Message()
+        if not is_stream and (choice.index or 0) in texts:
             raise Unsound(f"two choices have the index {choice.index}")
-        text = (part.reasoning_content or part.reasoning or "") + (part.content or "")
-        texts[choice.index or 0] = text
+        said = texts.get(choice.index or 0, "")
+        texts[choice.index or 0] = said + part.thought + (part.content or "")
     return texts
 
 
@@ -213,10 +212,10 @@ def _joined(
     first: float | None = None
     for at, choice in ((at, choice) for at, chunk in chunks for choice in chunk.choices[:1]):
         part = (choice.delta if is_stream else choice.message) or _Message()
-        if finish and (part.content or part.reasoning_content or part.reasoning or part.tool_calls):
+        if finish and (part.content or part.thought or part.tool_calls):
             raise Unsound(f"a stream goes on after its finish_reason {finish!r}")
         content.append(part.content)
-        reasoning.append(part.reasoning_content or part.reasoning or "")
+        reasoning.append(part.thought)
         for number, call in enumerate(part.tool_calls or []):
             if is_stream and call.index is not None:
                 number = call.index

@@ -240,43 +240,6 @@ PARALLEL = (
 )
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-}
-
-
-def violation(value: Any, schema: dict[str, Any], path: str = "the value") -> str:
-    """Where a value is not what its schema says; empty where it is.
-
-    Knows only those words of JSON schema that the schemas of this module use.
-    """
-    kinds = _TYPES[schema["type"]]
-    # 40.0 is an integer of JSON schema: json-schema.org/draft/2020-12/json-schema-core#4.2.2
-    if isinstance(value, float) and schema["type"] == "integer" and value.is_integer():
-        return ""
-    # True is an int for Python, not for JSON
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        return f"{path} is {type(value).__name__}, not {schema['type']}"
-    if "enum" in schema and value not in schema["enum"]:
-        return f"{path} is {value!r}, not one of {schema['enum']}"
-    parts: list[tuple[Any, dict[str, Any], str]] = []
-    if isinstance(value, list):
-        parts = [(v, schema["items"], f"{path}[{i}]") for i, v in enumerate(value)]
-    elif isinstance(value, dict):
-        properties = schema.get("properties", {})
-        if missing := [k for k in schema.get("required", []) if k not in value]:
-            return f"{path} has no {missing[0]!r}"
-        if unknown := [k for k in value if k not in properties]:
-            return f"{path} has {unknown[0]!r}, which the schema does not know"
-        parts = [(v, properties[k], f"{path}.{k}") for k, v in value.items()]
-    return next((why for part in parts if (why := violation(*part))), "")
-
-
 _TOWNS = ("Lisbon", "Turin", "Bergen", "Seville", "Krakow", "Ghent", "Malmo", "Porto")
 _FILLER = (
     "The river was quiet in the morning and the boats lay still.",

@@ -25,7 +25,7 @@ from pipeline.serving.quality.agreement import (
 )
 from pipeline.serving.quality.model import QualityPart, QualityPlan
 from pipeline.serving.quality.probes import probes
-from pipeline.serving.quality.schema import schema_fault
+from pipeline.serving.smoke.schema import schema_fault
 from pipeline.serving.quality.session import QualitySession
 from pipeline.serving.quality.token_counts import judge_tokens
 from pipeline.serving.quality.tool_calls import judge_schema
