@@ -148,10 +148,9 @@ class Bench:
         named["host_name"] = "host (--on)"
         both = dict.fromkeys([*before, *now])
         others = [named.get(name, name) for name in both if before.get(name) != now.get(name)]
-        if run.server.model != facts.model:
-            others.append(f"model ({run.server.model}, now {facts.model})")
-        if run.server.version != facts.version:
-            others.append(f"version of the server ({run.server.version}, now {facts.version})")
+        for what, name in (("model", "model"), ("version of the server", "version")):
+            there, here = getattr(run.server, name), getattr(facts, name)
+            others += [f"{what} ({there}, now {here})"] if there != here else []
         was, client = run.client.model_dump(), client_facts().model_dump()
         if changed := [name for name in was if was[name] != client[name]]:
             others.append(f"client ({', '.join(changed)})")
@@ -210,14 +209,13 @@ class Bench:
     def _run_next(self, cell: Cell, progress: SweepProgress) -> bool:
         """Measure the next trial of a cell; whether there is one more."""
         done, repeats = {each.cell.name: each for each in self._run.cells}, self.workload.repeats
-        before = done[cell.name].trials if cell.name in done else []
+        known = done.get(cell.name)
         # a cell ends with its first void trial
-        trials = [trial for trial in before if not trial.void]
+        trials = known.good_trials if known else []
         if len(trials) >= repeats:
             return False
-        repeated = list(done[cell.name].repeated) if cell.name in done else []
-        again: list[Mark] = []
-        for void in (trial for trial in before if trial.void):
+        repeated, again = list(known.repeated) if known else [], list[Mark]()
+        for void in (trial for trial in known.trials if trial.void) if known else ():
             if void.requests.lines:
                 repeated.append(void.requests)
             # a cell that is good at last must not hide that it was not at first

@@ -257,19 +257,16 @@ def server_facts(server: MeasuredServer, model: str | None) -> ServerFacts:
     info = server.get_json("/get_server_info")
     info = info if isinstance(info, dict) else None
     props = None if info is not None else server.get_json("/props")
-    engine = reading.engine if reading else None
-    if engine is None and info is not None:
-        engine = "sglang"
+    engine = (reading.engine if reading else None) or ("sglang" if info is not None else None)
     engine = engine or _OWNERS.get(str(entry.get("owned_by", "")))
-    if engine is None and isinstance(props, dict):
-        engine = "llama.cpp"
+    engine = engine or ("llama.cpp" if isinstance(props, dict) else None)
     version = _at(info, "version") or _at(props, "build_info")
     version = version or _at(server.get_json("/version"), "version")
-    contexts = (
-        entry.get("max_model_len"),
-        _at(info, "context_length"),
-        _at(props, "default_generation_settings", "n_ctx"),
-    )
+    context = _at(props, "default_generation_settings", "n_ctx")
+    contexts = (entry.get("max_model_len"), _at(info, "context_length"), context)
+    settings = {name: str(info[name]) for name in _SETTINGS if info and name in info}
+    if not settings and isinstance(slots := _at(props, "total_slots"), int):
+        settings = {"total_slots": str(slots)}  # of llama.cpp, how many requests share the cache
     speculation = None
     if info and "speculative_algorithm" in info:
         speculation = info["speculative_algorithm"] is not None
@@ -284,13 +281,7 @@ def server_facts(server: MeasuredServer, model: str | None) -> ServerFacts:
         version=version[:100] if isinstance(version, str) else None,
         context_tokens=next((v for v in contexts if isinstance(v, int) and v > 0), None),
         speculation=speculation,
-        # of llama.cpp, how many requests share the cache
-        settings={name: str(info[name]) for name in _SETTINGS if info and name in info}
-        or (
-            {"total_slots": str(slots)}
-            if isinstance(slots := _at(props, "total_slots"), int)
-            else {}
-        ),
+        settings=settings,
     )
 
 

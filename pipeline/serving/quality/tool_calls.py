@@ -12,11 +12,11 @@ from pipeline.core.verdict import TestVerdict
 from pipeline.serving.quality.bars import vendor_bar
 from pipeline.serving.quality.estimate import wilson
 from pipeline.serving.quality.model import QualityNumber, QualityPart, QualityRow
-from pipeline.serving.smoke.schema import SchemaUnknown, same_json, schema_fault
 from pipeline.serving.quality.session import QualitySession
 from pipeline.serving.quality.tool_cases import ToolCase
 from pipeline.serving.smoke.chat import ChatAnswer, ask_chat
 from pipeline.serving.smoke.client import Gone, Unsound
+from pipeline.serving.smoke.schema import SchemaUnknown, same_json, schema_fault
 
 Outcome: TypeAlias = Literal["valid", "no call", "broken", "failed", "not judged"]
 _MOST_ROWS = 40  # of what went wrong; all answers are among the exchanges
