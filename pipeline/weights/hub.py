@@ -21,6 +21,7 @@ from pipeline.core.net.client import MAY_PASS, Reply
 from pipeline.core.net.http import NetClient, unreachable_error
 from pipeline.core.net.settings import NetworkSettings
 from pipeline.core.net.timing import HttpLimits, asked_wait_s
+from pipeline.core.yaml_file import mistakes
 from pipeline.weights.model import COMMIT, MOST_FILES, FilePin
 
 MOST_PAGE_BYTES = 64 << 20  # 1,000 entries have some hundred kB
@@ -187,9 +188,8 @@ def _pin(repository: str, listed: dict[str, Any]) -> FilePin:
             raise HubBroken(f"{repository}: {entry.path} is listed with two sizes")
         return FilePin(path=entry.path, size_bytes=entry.size, sha256=entry.lfs.oid)
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise HubBroken(f"{repository}: {str(listed.get('path'))[:100]!r}: {reason}") from error
+        why = f"{str(listed.get('path'))[:100]!r}: {mistakes(error)}"
+        raise HubBroken(f"{repository}: {why}") from error
 
 
 def _refusal(repository: str, reply: Reply) -> PipelineError:

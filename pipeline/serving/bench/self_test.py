@@ -56,9 +56,7 @@ def _read(process: subprocess.Popen[bytes]) -> Any:
 
 def truth(process: subprocess.Popen[bytes]) -> Any:
     """What the stub did since it was last asked."""
-    assert process.stdin is not None
-    process.stdin.write(b"\n")
-    process.stdin.flush()
+    proc.send_line(process, b"")
     return _read(process)
 
 

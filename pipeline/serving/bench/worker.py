@@ -108,7 +108,9 @@ class WorkerRun:
             usage = answer.usage or {}
             prompt, output = (usage.get(f"{n}_tokens_details") for n in ("prompt", "completion"))
             own = {name: getattr(planned, name) for name in _OF_PLANNED}
-            own |= {n: None if at is None else round(at - sent.sent, 6) for n, at in moments.items()}
+            own |= {
+                n: None if at is None else round(at - sent.sent, 6) for n, at in moments.items()
+            }
             yield RequestRow(
                 **own,
                 worker=self.job.worker,

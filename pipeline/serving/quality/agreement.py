@@ -20,7 +20,7 @@ from pipeline.serving.quality.estimate import bootstrap
 from pipeline.serving.quality.model import QualityNumber, QualityPart, QualityPlan, QualityRow
 from pipeline.serving.quality.probes import Probe
 from pipeline.serving.quality.session import QualitySession
-from pipeline.serving.smoke.chat import Token, logprobs_fault
+from pipeline.serving.smoke.chat import GivenToken, Token, logprobs_fault
 from pipeline.serving.smoke.client import Gone, NotOffered, Unsound
 from pipeline.serving.smoke.session import optional
 
@@ -64,14 +64,6 @@ class _Legacy(BaseModel):
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
-class _Chosen(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    token: str
-    logprob: float
-    top_logprobs: list[_Chosen] = []
-
-
 def first_token(value: Any) -> Token:
     """The token that a completion begins with; llama.cpp writes it as chats have it."""
     try:
@@ -83,9 +75,7 @@ def first_token(value: Any) -> Token:
         raise NotOffered(f"{_COMPLETIONS} gives no log probabilities") from error
     try:
         if is_chat:
-            chosen = _Chosen.model_validate(given["content"][0])
-            top = tuple((each.token, each.logprob) for each in chosen.top_logprobs)
-            token = Token(chosen.token, chosen.logprob, top)
+            token = GivenToken.model_validate(given["content"][0]).token_value
         else:
             legacy = _Legacy.model_validate(given)
             others = (legacy.top_logprobs or [None])[0] or {}

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pipeline.core import log
 from pipeline.core.foreign_json import JsonInvalid, read_json
-from pipeline.core.verdict import TestVerdict
+from pipeline.core.verdict import TestVerdict, worst
 from pipeline.serving.quality.bars import vendor_bar
 from pipeline.serving.quality.estimate import wilson
 from pipeline.serving.quality.model import QualityNumber, QualityPart, QualityRow
@@ -94,18 +94,14 @@ def schema_part(results: Sequence[CallResult], least: float, model: str) -> Qual
     """The verdict on all results: the whole and the streamed ones are judged apart."""
     numbers: list[QualityNumber] = []
     verdicts: list[TestVerdict] = []
-    for name, chosen in (
-        ("valid, whole", [r for r in results if not r.is_stream]),
-        ("valid, streamed", [r for r in results if r.is_stream]),
-    ):
-        judged = [r for r in chosen if r.outcome != "not judged"]
-        if judged:
-            share = wilson(sum(r.outcome == "valid" for r in judged), len(judged))
+    told = {"unit": "share", "bar": least, "vendor": vendor_bar(model, "schema")}
+    for name, is_stream in (("valid, whole", False), ("valid, streamed", True)):
+        asked = [r for r in results if r.is_stream == is_stream and r.outcome != "not judged"]
+        if asked:
+            share = wilson(sum(r.outcome == "valid" for r in asked), len(asked))
             verdicts.append(share.at_least(least))
-            bar = vendor_bar(model, "schema")
-            numbers.append(
-                QualityNumber(name=name, unit="share", estimate=share, bar=least, vendor=bar)
-            )
+            about = {**told, "name": name, "estimate": share}
+            numbers.append(QualityNumber.model_validate(about))
     if known := [r for r in results if r.is_exact is not None]:
         share = wilson(sum(bool(r.is_exact) for r in known), len(known))
         numbers.append(QualityNumber(name="arguments as asked for", unit="share", estimate=share))
@@ -119,15 +115,12 @@ def schema_part(results: Sequence[CallResult], least: float, model: str) -> Qual
         )
         for r in wrong[:_MOST_ROWS]
     ]
-    told = ", ".join(f"{number} {name}" for name, number in counts.most_common())
+    listed = ", ".join(f"{number} {name}" for name, number in counts.most_common())
     first = f"; first: {wrong[0].case}: {wrong[0].message[:120]}" if wrong else ""
-    verdict: TestVerdict = "unknown"
-    if verdicts:
-        verdict = next((v for v in ("failed", "unknown") if v in verdicts), "passed")
     return QualityPart(
         name="schema",
-        verdict=verdict,
-        message=f"{log.count(len(results), 'call')}: {told}{first}",
+        verdict=worst(verdicts, "unknown"),
+        message=f"{log.count(len(results), 'call')}: {listed}{first}",
         numbers=numbers,
         rows=rows,
     )

@@ -29,6 +29,10 @@ class AgentAnswer:
     is_stream: bool
 
 
+def _call(part: dict[str, Any], named: str, arguments: str) -> ToolCall:
+    return ToolCall(str(part.get(named) or ""), str(part.get("name")), arguments)
+
+
 async def ask_messages(
     client: ChatClient, body: Mapping[str, Any], path: str = MESSAGES
 ) -> AgentAnswer:
@@ -56,10 +60,7 @@ async def ask_messages(
         raise Unsound(f"/v1/messages: a tool call, and stop_reason is {value['stop_reason']!r}")
     return AgentAnswer(
         text="".join(str(b.get("text", "")) for b in blocks if b.get("type") == "text"),
-        calls=tuple(
-            ToolCall(str(c.get("id") or ""), str(c.get("name")), json.dumps(c.get("input")))
-            for c in calls
-        ),
+        calls=tuple(_call(c, "id", json.dumps(c.get("input"))) for c in calls),
         model=str(value.get("model") or ""),
         prompt_tokens=sum(counts.values()),
         cached_tokens=counts.get("cache_read_input_tokens"),
@@ -180,10 +181,7 @@ async def ask_responses(client: ChatClient, body: Mapping[str, Any]) -> AgentAns
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     return AgentAnswer(
         text=text,
-        calls=tuple(
-            ToolCall(str(c.get("call_id") or ""), str(c.get("name")), str(c.get("arguments")))
-            for c in calls
-        ),
+        calls=tuple(_call(c, "call_id", str(c.get("arguments"))) for c in calls),
         model=str(value.get("model") or ""),
         prompt_tokens=counts[0],
         cached_tokens=cached if isinstance(cached, int) else None,

@@ -53,12 +53,20 @@ class _Top(_Foreign):
     logprob: float
 
 
-class _Token(_Top):
+class GivenToken(_Top):
+    """A token as servers write it in chats."""
+
     top_logprobs: list[_Top] = []
+
+    @property
+    def token_value(self) -> Token:
+        """As checks compare it."""
+        top = tuple((other.token, other.logprob) for other in self.top_logprobs)
+        return Token(self.token, self.logprob, top)
 
 
 class _Logprobs(_Foreign):
-    content: list[_Token] | None = None
+    content: list[GivenToken] | None = None
 
 
 class _Choice(_Foreign):
@@ -227,9 +235,7 @@ def _joined(
         if first is None and (content[-1] or reasoning[-1] or calls):
             first = at
         given = (choice.logprobs.content if choice.logprobs else None) or []
-        for token in given:
-            top = tuple((other.token, other.logprob) for other in token.top_logprobs)
-            tokens.append(Token(token.token, token.logprob, top))
+        tokens += [token.token_value for token in given]
         finish = choice.finish_reason or finish
     usages = [chunk.usage for _, chunk in chunks if chunk.usage]
     is_null = not is_stream and content == [None]
