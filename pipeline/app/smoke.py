@@ -34,7 +34,7 @@ from pipeline.app.statements import keep_statement
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.attest.envelope import SUFFIX
 from pipeline.artifacts.attest.names import TEST_RESULT
-from pipeline.artifacts.attest.statement import moment, state_about, subject
+from pipeline.artifacts.attest.statement import moment, stamp, state_about, subject
 from pipeline.artifacts.containers.container_engine import ContainerEngine, Wanted
 from pipeline.artifacts.containers.facts import require_own
 from pipeline.core import errors, log
@@ -48,7 +48,7 @@ from pipeline.images.gate.runs import OUTPUTS, RESULT, ImageRun
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import speculates
 from pipeline.serving.recipe.model import Recipe
-from pipeline.serving.serve.attempts import Begun, ServeOptions, attempt_time, new_id
+from pipeline.serving.serve.attempts import Begun, ServeOptions, new_id
 from pipeline.serving.serve.run import (
     ServedStatus,
     attempts_of,
@@ -523,7 +523,7 @@ def smoke_attempt(recipe: Recipe, **known: str | None) -> Begun:
         "kind": "smoke",
         "recipe": recipe.name,
         "recipe_digest": recipe_digest(recipe),
-        "at": attempt_time(),
+        "at": stamp(),
     }
     return Begun.model_validate({**body, **known})
 

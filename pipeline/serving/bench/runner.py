@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from pipeline import __version__
 from pipeline.artifacts.attest.statement import stamp
 from pipeline.core import log
 from pipeline.core.errors import BenchNotMeasured, BenchUnanswered, RunInvalid, WorkloadInvalid
+from pipeline.core.files import cores
 from pipeline.core.model import sha256_of
 from pipeline.core.net import framing
 from pipeline.serving.bench import model, record
@@ -27,7 +27,7 @@ from pipeline.serving.bench.place import RUN_FILE
 from pipeline.serving.bench.plan import TokenScale, WorkerJob, cells_of
 from pipeline.serving.bench.record import measured_alone, read_run, write_run
 from pipeline.serving.bench.results.recompute import require_as_measured
-from pipeline.serving.bench.self_test import measure_self, usable_cores
+from pipeline.serving.bench.self_test import measure_self
 from pipeline.serving.bench.server import MeasuredServer, Sampler, server_facts
 from pipeline.serving.bench.workers import SweepProgress, Workers
 from pipeline.serving.bench.workload import RandomTokens, Workload
@@ -182,7 +182,7 @@ class Bench:
             raise
 
     def _write(self, **changes: object) -> BenchRun:
-        changes["ended"] = stamp(datetime.now(UTC))
+        changes["ended"] = stamp()
         self._run = self._run.model_copy(update=changes)
         write_run(self.folder, self._run)
         return self._run
@@ -267,7 +267,7 @@ class Bench:
         with log.watched("Waiting until the server has ended all requests"):
             idle, drained_s = self.server.wait_until_idle(self.drain_s)
         test = next((t for t in self._run.self_tests if t.concurrency == _streams(cell)), None)
-        tally, started = TrialChecks(self.workload), stamp(datetime.now(UTC))
+        tally, started = TrialChecks(self.workload), stamp()
         # a server that failed in the warm-up is not measured: the trial is void without a request
         jobs = [] if cold else self._jobs(cell, number, test)
         sampler = Sampler(self.server, self.sample_every_s)
@@ -364,7 +364,7 @@ def measure_in_turns(first: Bench, second: Bench) -> list[BenchRun]:
 
 def begun_run(workload: Workload, inputs: Inputs, facts: ServerFacts) -> BenchRun:
     """A run of which nothing is measured yet."""
-    now = stamp(datetime.now(UTC))
+    now = stamp()
     return BenchRun(
         state="partial",
         why_partial="it has just begun",
@@ -411,6 +411,6 @@ def client_facts() -> model.ClientFacts:
         event_loop=EVENT_LOOP,
         json_reader=JSON_READER,
         machine=platform.machine(),
-        cores=usable_cores(),
+        cores=cores(),
         open_files=_open_files(),
     )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
@@ -248,6 +248,19 @@ def _matcher(name: str) -> Callable[[str], object]:
     return lambda module: module == name or module.startswith(f"{name}.") or f".{name}." in module
 
 
+Reader: TypeAlias = Callable[[Mapping[str, Any]], Scheme]
+_READERS: dict[str, Reader] = {"mxfp4": lambda _: _MXFP4}
+
+
+def _reads(*methods: str) -> Callable[[Reader], Reader]:
+    def add(reader: Reader) -> Reader:
+        _READERS.update(dict.fromkeys(methods, reader))
+        return reader
+
+    return add
+
+
+@_reads("compressed-tensors")
 def _compressed_tensors(quant: Mapping[str, Any]) -> Scheme:
     groups = quant.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
@@ -275,6 +288,7 @@ def _compressed_tensors(quant: Mapping[str, Any]) -> Scheme:
     return Scheme(name=f"int{bits}", bits=bits, group=_group(group), group_bytes=2 + zero)
 
 
+@_reads("modelopt", "modelopt_fp4", "nvfp4")
 def _modelopt(quant: Mapping[str, Any]) -> Scheme:
     algorithm = str(quant.get("quant_algo", "")).upper()
     if algorithm == "NVFP4":
@@ -285,6 +299,7 @@ def _modelopt(quant: Mapping[str, Any]) -> Scheme:
     raise _UnknownMethod(f"quant_algo {describe_value(algorithm)} is not known")
 
 
+@_reads("fp8")
 def _fp8(quant: Mapping[str, Any]) -> Scheme:
     block = quant.get("weight_block_size")
     # a scale for each tensor or row: too little to count
@@ -298,6 +313,7 @@ def _fp8(quant: Mapping[str, Any]) -> Scheme:
 
 
 # GPTQ packs the same numbers as AWQ, in another order
+@_reads("awq", "gptq")
 def _awq(quant: Mapping[str, Any]) -> Scheme:
     bits = quant.get("bits", quant.get("w_bit"))
     if bits not in (4, 8):
@@ -306,16 +322,6 @@ def _awq(quant: Mapping[str, Any]) -> Scheme:
     zero = bits / 8 if quant.get("zero_point", True) else 0.0
     group = _group(quant.get("group_size", quant.get("q_group_size")))
     return Scheme(name=f"awq{bits}", bits=bits, group=group, group_bytes=2 + zero)
-
-
-# By the method that a config names.
-_READERS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
-    "mxfp4": lambda _: _MXFP4,
-    "compressed-tensors": _compressed_tensors,
-    **dict.fromkeys(("modelopt", "modelopt_fp4", "nvfp4"), _modelopt),
-    "fp8": _fp8,
-    **dict.fromkeys(("awq", "gptq"), _awq),
-}
 
 
 def _group(value: Any) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection
+from typing import TypeAlias
 
 from pipeline.core.errors import ModelUnreadable
 from pipeline.serving.fit.fields import (
@@ -142,8 +143,8 @@ def read_mixers(text: Table, bounds: list[str]) -> list[Mixer]:
         window = count_field(text, *_WINDOWS)
         mixers.append(Mixer(layers=layers, attention=attention, window=window))
     if layers := kinds[_LINEAR]:
-        reader = next((r for field, r in _LINEAR_KINDS.items() if text.get(field)), None)
-        if reader is None:
+        known = (reader for fields, reader in _LINEAR_KINDS if any(map(text.get, fields)))
+        if (reader := next(known, None)) is None:
             raise ModelUnreadable(
                 "layer_types: linear attention without the numbers of a known kind"
             )
@@ -245,6 +246,21 @@ def _gqa(text: Table, own: Table) -> Gqa:
     return Gqa(heads=heads, kv_heads=kv_heads, head=head, value=value, bias=bias, gate=gate)
 
 
+Reader: TypeAlias = Callable[[Table], Linear]
+_LINEAR_KINDS: list[tuple[tuple[str, ...], Reader]] = []
+
+
+def _known_by(*fields: str) -> Callable[[Reader], Reader]:
+    """Adds a reader of linear attention; the first whose field a config has reads it."""
+
+    def add(reader: Reader) -> Reader:
+        _LINEAR_KINDS.append((fields, reader))
+        return reader
+
+    return add
+
+
+@_known_by("linear_num_value_heads")
 def _delta_net(text: Table) -> Linear:
     """Gated delta nets of Qwen3-Next and Qwen3.5 (transformers: qwen3_next)."""
     hidden, kernel = count_field(text, "hidden_size"), count_field(text, "linear_conv_kernel_dim")
@@ -259,6 +275,7 @@ def _delta_net(text: Table) -> Linear:
     return Linear(heads=heads, divided=divided, whole=value, state=state, conv=conv)
 
 
+@_known_by("mamba_num_heads", "mamba_n_heads")
 def _mamba(text: Table) -> Linear:
     """Mamba-2 of Nemotron-H and Granite 4 (transformers: nemotron_h, granitemoehybrid)."""
     hidden = count_field(text, "hidden_size")
@@ -273,6 +290,7 @@ def _mamba(text: Table) -> Linear:
     return Linear(heads=heads, divided=divided, whole=0, state=inner * state, conv=conv)
 
 
+@_known_by("mamba_dt_rank")
 def _mamba_1(text: Table) -> Linear:
     """The first Mamba, of Jamba, with norms of its own (transformers: jamba)."""
     hidden, kernel = count_field(text, "hidden_size"), count_field(text, "mamba_d_conv")
@@ -286,6 +304,7 @@ def _mamba_1(text: Table) -> Linear:
     return Linear(heads=inner, divided=divided, whole=whole, state=inner * state, conv=conv)
 
 
+@_known_by("conv_L_cache")
 def _convolution(text: Table) -> Linear:
     """A gated convolution over a few tokens (transformers: lfm2)."""
     hidden, kernel = count_field(text, "hidden_size"), count_field(text, "conv_L_cache")
@@ -293,6 +312,7 @@ def _convolution(text: Table) -> Linear:
     return Linear(heads=hidden, divided=divided, whole=0, state=0, conv=conv)
 
 
+@_known_by("linear_attn_config", "linear_num_heads")
 def _kda(text: Table) -> Linear:
     """Kimi delta attention (vLLM: models/kimi_k3/nvidia/kda.py; transformers: kimi_linear)."""
     own, hidden = table_field(text, "linear_attn_config"), count_field(text, "hidden_size")
@@ -308,16 +328,6 @@ def _kda(text: Table) -> Linear:
     whole = hidden * head * (1 if whole_gate else 2) + head
     state, conv = heads * head * head, 3 * wide * (kernel - 1)
     return Linear(heads=heads, divided=divided, whole=whole, state=state, conv=conv)
-
-
-# The first of these fields that a config has tells which kind it is.
-_LINEAR_KINDS: dict[str, Callable[[Table], Linear]] = {
-    "linear_num_value_heads": _delta_net,
-    **dict.fromkeys(("mamba_num_heads", "mamba_n_heads"), _mamba),
-    "mamba_dt_rank": _mamba_1,
-    "conv_L_cache": _convolution,
-    **dict.fromkeys(("linear_attn_config", "linear_num_heads"), _kda),
-}
 
 
 def read_feed_forward(text: Table, bounds: list[str]) -> tuple[int, Moe | None]:

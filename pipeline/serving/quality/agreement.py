@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from pipeline.core.errors import ScoresInvalid
 from pipeline.core.files import write_bytes
-from pipeline.core.model import FILE_VERSION, Count, Frozen, canonical_json, sha256_of
+from pipeline.core.model import FILE_VERSION, Count, ForeignModel, Frozen, canonical_json, sha256_of
 from pipeline.core.verdict import TestVerdict, worst
 from pipeline.serving.quality.estimate import bootstrap
 from pipeline.serving.quality.model import QualityNumber, QualityPart, QualityPlan, QualityRow
@@ -54,10 +54,8 @@ class AgreementReference(Frozen):
     texts: list[RecordedText]
 
 
-class _Legacy(BaseModel):
+class _Legacy(ForeignModel):
     """Log probabilities of completions, as vLLM and SGLang write them."""
-
-    model_config = ConfigDict(extra="ignore")
 
     tokens: list[str]
     token_logprobs: list[float]

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from pipeline.core.model import ForeignModel
 from pipeline.serving.smoke.client import ChatClient, Unsound, error_in
 from pipeline.serving.smoke.model import Exchange
 
@@ -16,24 +17,18 @@ CHAT = "/v1/chat/completions"
 _MOST_CERTAIN = 2.0  # probabilities together: beyond what rounding makes of 1
 
 
-class _Foreign(BaseModel):
-    """Part of a server's answer; engines add fields of their own."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class _Function(_Foreign):
+class _Function(ForeignModel):
     name: str | None = None
     arguments: str | None = None
 
 
-class _Call(_Foreign):
+class _Call(ForeignModel):
     index: int | None = None  # SGLang writes null in whole answers
     id: str | None = None
     function: _Function = _Function()
 
 
-class _Message(_Foreign):
+class _Message(ForeignModel):
     """A whole message, or what a chunk adds to one."""
 
     role: str | None = None
@@ -48,7 +43,7 @@ class _Message(_Foreign):
         return self.reasoning_content or self.reasoning or ""
 
 
-class _Top(_Foreign):
+class _Top(ForeignModel):
     token: str
     logprob: float
 
@@ -65,11 +60,11 @@ class GivenToken(_Top):
         return Token(self.token, self.logprob, top)
 
 
-class _Logprobs(_Foreign):
+class _Logprobs(ForeignModel):
     content: list[GivenToken] | None = None
 
 
-class _Choice(_Foreign):
+class _Choice(ForeignModel):
     index: int | None = None
     message: _Message | None = None
     delta: _Message | None = None
@@ -77,11 +72,11 @@ class _Choice(_Foreign):
     finish_reason: str | None = None
 
 
-class _PromptDetails(_Foreign):
+class _PromptDetails(ForeignModel):
     cached_tokens: int | None = None
 
 
-class Usage(_Foreign):
+class Usage(ForeignModel):
     """The server's own count of tokens."""
 
     prompt_tokens: int
@@ -95,7 +90,7 @@ class Usage(_Foreign):
         return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
 
-class _Completion(_Foreign):
+class _Completion(ForeignModel):
     id: str | int | None = None
     model: str = ""
     choices: list[_Choice] = Field(default=[])
