@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.core.errors import HubBroken, HubRefused, PipelineError, SourceUnreachable
-from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.core.foreign_json import JsonInvalid, read_json, value_at
 from pipeline.core.net import failures
 from pipeline.core.net.address import linked_page, next_address, origin_of, split_address
 from pipeline.core.net.answer import Pages
@@ -100,7 +100,7 @@ class Hub:
         """The commit that a revision names at this moment."""
         place = f"{self.endpoint}/api/models/{repository}/revision/{quote(revision, safe='')}"
         info = _value(repository, self._ask(repository, place), any_int=True)
-        commit = info.get("sha") if isinstance(info, dict) else None
+        commit = value_at(info, "sha")
         if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
             raise HubBroken(f"{repository}: the commit of {revision} is {str(commit)[:50]!r}")
         return commit

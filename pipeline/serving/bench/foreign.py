@@ -160,10 +160,10 @@ def _aiperf_cell(summary: dict[str, Any]) -> ForeignCell:
     numbers = []
     for name, block in summary.items():
         rule = _METRICS.aiperf.get(name)
-        like = rule.ours if rule else None
+        like = (rule.ours if rule else None) or ""
         # an unknown unit would make a number of another size
         factor = _MS_PER_UNIT.get(str(block.get("unit"))) if isinstance(block, dict) else None
-        has_spread = bool(like) and like.endswith("_ms")
+        has_spread = like.endswith("_ms")
         if not rule or not like or not isinstance(block, dict) or (has_spread and factor is None):
             continue
         difference = _AIPERF_TOKENS if rule.of_tokens and not by_server else rule.difference

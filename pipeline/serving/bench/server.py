@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pipeline.core import log, proc
 from pipeline.core.errors import BenchUnanswered
-from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.core.foreign_json import JsonInvalid, read_json, value_at
 from pipeline.core.known import Known, Unknown, then, unknown
 from pipeline.core.model import Frozen
 from pipeline.core.net.wire import Address, AnswerLost, Raw, send
@@ -168,7 +168,7 @@ class MeasuredServer:
                 asked = {"max_tokens": 1, "messages": [{"role": "user", "content": text}]}
                 body = json.dumps({"model": model, **asked}).encode()
                 raw = self._ask("POST", "/v1/chat/completions", body, limit_s)
-                tokens = _at(_json(raw) if raw else None, "usage", "prompt_tokens")
+                tokens = value_at(_json(raw) if raw else None, "usage", "prompt_tokens")
                 if not isinstance(tokens, int) or tokens < 1:
                     why = self.lost
                     if raw:
@@ -217,16 +217,10 @@ def _json(raw: Raw) -> Any:
         return None
 
 
-def _at(value: Any, *path: str) -> Any:
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
-
-
 def server_facts(server: MeasuredServer, model: str | None) -> ServerFacts:
     """What a server says of itself; the model is the first that it has, unless one is named."""
     models = server.get_json("/v1/models")
-    data = _at(models, "data")
+    data = value_at(models, "data")
     entries = [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
     if not entries and models is None and server.lost:
         raise BenchUnanswered(f"{server.url}: {server.lost}")
@@ -243,12 +237,12 @@ def server_facts(server: MeasuredServer, model: str | None) -> ServerFacts:
     engine = (reading.engine if reading else None) or ("sglang" if info is not None else None)
     engine = engine or _OWNERS.get(str(entry.get("owned_by", "")))
     engine = engine or ("llama.cpp" if isinstance(props, dict) else None)
-    version = _at(info, "version") or _at(props, "build_info")
-    version = version or _at(server.get_json("/version"), "version")
-    context = _at(props, "default_generation_settings", "n_ctx")
-    contexts = (entry.get("max_model_len"), _at(info, "context_length"), context)
+    version = value_at(info, "version") or value_at(props, "build_info")
+    version = version or value_at(server.get_json("/version"), "version")
+    context = value_at(props, "default_generation_settings", "n_ctx")
+    contexts = (entry.get("max_model_len"), value_at(info, "context_length"), context)
     settings = {name: str(info[name]) for name in _METRICS.settings if info and name in info}
-    if not settings and isinstance(slots := _at(props, "total_slots"), int):
+    if not settings and isinstance(slots := value_at(props, "total_slots"), int):
         settings = {"total_slots": str(slots)}  # of llama.cpp, how many requests share the cache
     speculation = None
     if info and "speculative_algorithm" in info:

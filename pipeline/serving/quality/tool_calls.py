@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
+
+from pydantic import HttpUrl
 
 from pipeline.core import log
 from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.core.model import Frozen, Line
 from pipeline.core.verdict import TestVerdict, worst
-from pipeline.serving.quality.bars import vendor_bar
+from pipeline.core.yaml_file import read_yaml
 from pipeline.serving.quality.estimate import wilson
 from pipeline.serving.quality.model import QualityNumber, QualityPart, QualityRow
 from pipeline.serving.quality.session import QualitySession
@@ -64,6 +69,30 @@ class CallResult(NamedTuple):
         return cls(*told, "valid", is_exact=exact == [True] if exact else None)
 
 
+class VendorBar(Frozen):
+    """One published number, for models whose name holds a pattern."""
+
+    model: Line
+    measure: Literal["schema"]
+    text: Line
+    source: HttpUrl
+
+
+class VendorBars(Frozen):
+    """`bars.yaml`: what vendors publish for the same measures, each with its source."""
+
+    bars: list[VendorBar]
+
+
+def vendor_bar(model: str) -> str:
+    """What the vendor of a model gives, with its source; empty where nothing is known."""
+    name = re.sub(r"[\s_.]+", "-", model.lower())
+    known = read_yaml(Path(__file__).with_name("bars.yaml"), VendorBars).bars
+    # the first that fits a model counts
+    fitting = (f"{bar.text}: {bar.source}" for bar in known if re.search(bar.model, name))
+    return next(fitting, "")
+
+
 async def judge_schema(session: QualitySession, cases: Sequence[ToolCase]) -> QualityPart:
     """Ask for every case twice, and count what fits."""
     plan = session.plan
@@ -94,7 +123,7 @@ def schema_part(results: Sequence[CallResult], least: float, model: str) -> Qual
     """The verdict on all results: the whole and the streamed ones are judged apart."""
     numbers: list[QualityNumber] = []
     verdicts: list[TestVerdict] = []
-    told = {"unit": "share", "bar": least, "vendor": vendor_bar(model, "schema")}
+    told = {"unit": "share", "bar": least, "vendor": vendor_bar(model)}
     for name, is_stream in (("valid, whole", False), ("valid, streamed", True)):
         asked = [r for r in results if r.is_stream == is_stream and r.outcome != "not judged"]
         if asked:

@@ -209,7 +209,7 @@ def _error(done: CommandResult) -> str:
         error = foreign_json.read_json(done.message.encode(), most_bytes=_MOST_BYTES)
     except foreign_json.JsonInvalid:
         return done.message
-    message = error.get("message") if isinstance(error, dict) else None
+    message = foreign_json.value_at(error, "message")
     return message if isinstance(message, str) else done.message
 
 

@@ -220,17 +220,12 @@ def people(count: int) -> list[Person]:
     return found
 
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": _object(**tool.properties),
-        },
-    }
-    for tool in _WORDS.tools
+# As chats, /v1/responses and /v1/messages have them, each in its own envelope.
+FUNCTIONS: list[dict[str, Any]] = [
+    {"name": t.name, "description": t.description, "parameters": _object(**t.properties)}
+    for t in _WORDS.tools
 ]
+TOOLS = [{"type": "function", "function": function} for function in FUNCTIONS]
 SCENARIOS = _WORDS.scenarios
 CITIES = ("Oslo", "Rome", "Tokyo")
 PARALLEL = (

@@ -12,7 +12,7 @@ from pipeline.serving.smoke.rungs.tools import arguments_of, without_tools
 from pipeline.serving.smoke.session import Rung, SmokeSession, optional, require_alike
 
 RESPONSES = Rung("responses", "/v1/responses answers as chat completions do")
-_TOOLS = [{"type": "function", **tool["function"]} for tool in tasks.TOOLS]
+_TOOLS = [{"type": "function", **function} for function in tasks.FUNCTIONS]
 
 
 async def _ask(session: SmokeSession, given: Any, **options: Any) -> AgentAnswer:

@@ -34,7 +34,7 @@ def _without_reasoning(session: SmokeSession) -> str:
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
     """The arguments of a call, which its tool can take."""
-    schemas = {t["function"]["name"]: t["function"]["parameters"] for t in tasks.TOOLS}
+    schemas = {each["name"]: each["parameters"] for each in tasks.FUNCTIONS}
     if call.name not in schemas:
         raise Unsound(f"a call of {call.name!r}, which was not offered")
     if not call.id:
