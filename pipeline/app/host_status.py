@@ -12,6 +12,7 @@ from pydantic import computed_field
 
 from pipeline.app.hosts import Fleet
 from pipeline.app.workspace import Workspace
+from pipeline.artifacts.attest.statement import stamp
 from pipeline.artifacts.containers.container_engine import ContainerEngine, find_engine
 from pipeline.artifacts.store.store import Store
 from pipeline.core import errors, log
@@ -29,7 +30,7 @@ from pipeline.serving.bench.place import RUN_FILE
 from pipeline.serving.bench.record import read_run
 from pipeline.serving.report.markup import Child, Column, html_table, tag
 from pipeline.serving.report.page import table_page
-from pipeline.serving.serve.attempts import Attempt, attempt_time
+from pipeline.serving.serve.attempts import Attempt
 from pipeline.serving.serve.run import ServedStatus, attempts_of, status_of
 from pipeline.serving.serve.site import HERE, Site, find_remote_site
 
@@ -310,4 +311,4 @@ def render_status(rows: Sequence[HostStatus]) -> bytes:
         heads = [Column("Host"), Column("What"), Column("Why", is_wide=True)]
         parts.append(html_table("To look at", heads, problems))
     count = log.count(len(rows), "host")
-    return table_page(f"Status of {count}", f"Looked at {attempt_time()}.", parts)
+    return table_page(f"Status of {count}", f"Looked at {stamp()}.", parts)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -17,6 +16,7 @@ from pipeline.app.host import read_host_facts
 from pipeline.app.recipes import recipes_of
 from pipeline.app.report import ReportRequest, measured_data
 from pipeline.app.workspace import Workspace
+from pipeline.artifacts.attest.statement import stamp
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import PipelineError, RunInvalid, StoreUnusable
 from pipeline.core.files import read_limited
@@ -30,7 +30,7 @@ from pipeline.serving.report.from_host import HOST, host_tables
 from pipeline.serving.report.model import ReportData
 from pipeline.serving.report.redact import Redactor, own_names
 from pipeline.serving.report.text import PasteSection, render_paste, series_rows
-from pipeline.serving.serve.attempts import Attempt, attempt_time
+from pipeline.serving.serve.attempts import Attempt
 from pipeline.serving.serve.engine_log import kernel_choices
 from pipeline.serving.serve.run import attempts_of, recipe_digest
 from pipeline.serving.smoke.model import SmokeResult
@@ -82,7 +82,7 @@ def paste_report(workspace: Workspace, request: ReportRequest) -> Pasted:
         "smoke": [["checks", counts]] if tests else told.no_smoke,
         "bench": [] if data.runs else _missing("no RUN was named"),
     }
-    sections = [PasteSection("made by", [["tool", TOOL], ["at", attempt_time(datetime.now(UTC))]])]
+    sections = [PasteSection("made by", [["tool", TOOL], ["at", stamp()]])]
     sections += [
         PasteSection(title, [row for row in rows if row[0] != _SKIPPED])
         for title, rows in parts.items()

@@ -12,7 +12,7 @@ from pipeline.app.signing import Signing, trust_of
 from pipeline.app.statements import keep_statement
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.attest.envelope import SUFFIX
-from pipeline.artifacts.attest.statement import moment
+from pipeline.artifacts.attest.statement import moment, stamp
 from pipeline.artifacts.store.store import Store
 from pipeline.core import log
 from pipeline.core.errors import StoreUnusable
@@ -34,7 +34,7 @@ from pipeline.serving.report.page import render_page, report_statement
 from pipeline.serving.report.pdf import print_pdf
 from pipeline.serving.report.redact import redact_report
 from pipeline.serving.report.text import render_csv, render_markdown
-from pipeline.serving.serve.attempts import Attempt, attempt_time
+from pipeline.serving.serve.attempts import Attempt
 from pipeline.serving.serve.run import attempts_of
 
 _FORMATS: dict[str, Callable[[ReportData], bytes]] = {
@@ -123,7 +123,7 @@ def measured_data(workspace: Workspace, request: ReportRequest) -> tuple[ReportD
         read,
         references,
         attempts,
-        made=attempt_time(datetime.now(UTC)),
+        made=stamp(),
         title=request.title,
     )
     if request.quality_paths:

@@ -32,6 +32,7 @@ from pipeline.app.serve import (
 from pipeline.app.signing import Signing
 from pipeline.app.statements import state_run
 from pipeline.app.workspace import Workspace
+from pipeline.artifacts.attest.statement import stamp
 from pipeline.artifacts.containers.container_engine import ContainerEngine, Wanted
 from pipeline.artifacts.containers.facts import require_own
 from pipeline.core import errors, log
@@ -44,7 +45,7 @@ from pipeline.images.gate.runs import OUTPUTS, ImageRun
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import speculates
 from pipeline.serving.recipe.model import Recipe
-from pipeline.serving.serve.attempts import Begun, ServeOptions, attempt_time, new_id
+from pipeline.serving.serve.attempts import Begun, ServeOptions, new_id
 from pipeline.serving.serve.run import (
     ServedStatus,
     attempts_of,
@@ -511,7 +512,7 @@ def smoke_attempt(recipe: Recipe, **known: str | None) -> Begun:
         "kind": "smoke",
         "recipe": recipe.name,
         "recipe_digest": recipe_digest(recipe),
-        "at": attempt_time(),
+        "at": stamp(),
     }
     return Begun.model_validate({**body, **known})
 

@@ -21,7 +21,7 @@ from pipeline.app.statements import FileStatement, state_weights
 from pipeline.app.workspace import Workspace
 from pipeline.core import log
 from pipeline.core.errors import LockStale, StoreUnwritable, WeightsDamaged, WeightsUnknown
-from pipeline.core.files import ANOTHER_PLACE, write_bytes
+from pipeline.core.files import ANOTHER_PLACE, cores, write_bytes
 from pipeline.weights.check.scrub import ScrubPace, ScrubSlice, lower_priority
 from pipeline.weights.check.scrub import read_slice as read_slice
 from pipeline.weights.check.verify import (
@@ -32,7 +32,6 @@ from pipeline.weights.check.verify import (
     checkout_backing,
 )
 from pipeline.weights.check.verify import verify_files as prove
-from pipeline.weights.disk.hashing import hashing_cores
 from pipeline.weights.disk.receipt import check_by_receipt
 from pipeline.weights.model import kept_locks, read_weights_lock
 from pipeline.weights.place import LockedFolder, find_places, lock_place
@@ -134,9 +133,7 @@ def verify_weights(
     With `repair`, downloads what is damaged; with `dry_run`, only plans that.
     """
     signing = Signing()
-    request = WeightsVerifyOptions(
-        only=only, exclude=exclude, full=full, jobs=jobs or hashing_cores()
-    )
+    request = WeightsVerifyOptions(only=only, exclude=exclude, full=full, jobs=jobs or cores())
     if lock_file is None:
         try:
             places = places_in(workspace, folder)

@@ -303,15 +303,27 @@ def is_whole(path: Path, digest: str, size_bytes: int) -> bool:
     return has_size and sha256_of_file(path) == digest
 
 
-def on_all_cores(work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Results in order; the first failure ends it.
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def on_all_cores(
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    halt: Callable[[], None] = lambda: None,
+    jobs: int = 0,
+) -> list[Result]:
+    """Results in order; the first failure and Ctrl-C end it, and `halt` what still works.
 
     In threads, for work that is hashing: it lets go of the interpreter's lock.
     """
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(jobs or cores()) as pool:
         try:
             return list(pool.map(work, items))
         except BaseException:
+            halt()
+            # waits for what runs: no thread may read on after the caller has closed its files
             pool.shutdown(cancel_futures=True)
             raise
 

@@ -65,6 +65,18 @@ def read_json(
     return value
 
 
+def value_at(value: Any, *path: str | int) -> Any:
+    """What stands at a path in JSON of a stranger; none where there is no such place."""
+    for step in path:
+        if not isinstance(value, dict | list):
+            return None
+        try:
+            value = value[step]  # type: ignore[index]
+        except (LookupError, TypeError):
+            return None
+    return value
+
+
 @cache
 def _decoder(any_int: bool, no_number_is_null: bool) -> json.JSONDecoder:
     """One for each kind: a stream has thousands of small values, and making it takes longer."""

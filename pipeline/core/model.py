@@ -95,6 +95,12 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class ForeignModel(BaseModel):
+    """Part of a format that others define and extend: unknown fields are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
 def canonical_json(value: Any) -> bytes:
     """One byte string per value, whatever order it was built in."""
     # seals of locks and keys of layers are hashes of these bytes: none of them may ever change

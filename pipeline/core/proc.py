@@ -136,6 +136,13 @@ def talk(
     )
 
 
+def send_line(process: subprocess.Popen[bytes], line: bytes) -> None:
+    """One line to a program of `talk`, at once; an OSError where it has ended."""
+    assert process.stdin is not None
+    process.stdin.write(line + b"\n")
+    process.stdin.flush()
+
+
 def end(process: subprocess.Popen[bytes]) -> None:
     """Closes its pipes, and ends it and its children if it does not go by itself."""
     _close(process)

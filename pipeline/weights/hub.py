@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.core.errors import HubBroken, HubRefused, PipelineError, SourceUnreachable
-from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.core.foreign_json import JsonInvalid, read_json, value_at
 from pipeline.core.net import failures
 from pipeline.core.net.address import linked_page, next_address, origin_of, split_address
 from pipeline.core.net.answer import Pages
@@ -21,6 +21,7 @@ from pipeline.core.net.client import MAY_PASS, Reply
 from pipeline.core.net.http import NetClient, unreachable_error
 from pipeline.core.net.settings import NetworkSettings
 from pipeline.core.net.timing import HttpLimits, asked_wait_s
+from pipeline.core.yaml_file import mistakes
 from pipeline.weights.model import COMMIT, MOST_FILES, FilePin
 
 MOST_PAGE_BYTES = 64 << 20  # 1,000 entries have some hundred kB
@@ -99,7 +100,7 @@ class Hub:
         """The commit that a revision names at this moment."""
         place = f"{self.endpoint}/api/models/{repository}/revision/{quote(revision, safe='')}"
         info = _value(repository, self._ask(repository, place), any_int=True)
-        commit = info.get("sha") if isinstance(info, dict) else None
+        commit = value_at(info, "sha")
         if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
             raise HubBroken(f"{repository}: the commit of {revision} is {str(commit)[:50]!r}")
         return commit
@@ -187,9 +188,8 @@ def _pin(repository: str, listed: dict[str, Any]) -> FilePin:
             raise HubBroken(f"{repository}: {entry.path} is listed with two sizes")
         return FilePin(path=entry.path, size_bytes=entry.size, sha256=entry.lfs.oid)
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise HubBroken(f"{repository}: {str(listed.get('path'))[:100]!r}: {reason}") from error
+        why = f"{str(listed.get('path'))[:100]!r}: {mistakes(error)}"
+        raise HubBroken(f"{repository}: {why}") from error
 
 
 def _refusal(repository: str, reply: Reply) -> PipelineError:

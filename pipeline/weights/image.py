@@ -30,16 +30,11 @@ from pipeline.artifacts.oci.tar_reader import END, padding
 from pipeline.artifacts.registry.upload import LocalBlob
 from pipeline.core import log
 from pipeline.core.errors import Interrupted, SpecInvalid, StoreDamaged, WeightsDamaged
+from pipeline.core.files import on_all_cores
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.images.assemble.image import CREATED
 from pipeline.images.assemble.layer import Entry, path_fault, tar_header, with_parents
-from pipeline.weights.disk.hashing import (
-    Advance,
-    FileUnfit,
-    FileUnreadable,
-    hash_on_all_cores,
-    open_pin,
-)
+from pipeline.weights.disk.hashing import Advance, FileUnfit, FileUnreadable, open_pin
 from pipeline.weights.model import FilePin
 from pipeline.weights.place import LockedFolder
 
@@ -117,7 +112,7 @@ def set_image(place: LockedFolder) -> SetImage:
     stop = threading.Event()
     title = f"Reading {log.count(len(place.lock.files), 'file')}, {log.size(place.lock.size_bytes)}"
     with log.step(title), log.progress("read", place.lock.size_bytes) as bar:
-        layers = hash_on_all_cores(
+        layers = on_all_cores(
             lambda group: pack(place, group, bar.advance, stop),
             [g for g in groups if g],
             stop.set,

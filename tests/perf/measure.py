@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.weights.disk.hashing import hashing_cores
+from pipeline.core.files import cores
 
 TURNS = 3
 
@@ -93,7 +93,7 @@ class Report:
     def __str__(self) -> str:
         """Everything, and where we lose."""
         lines = [
-            f"{hashing_cores()} cores, {os.uname().machine}; load of the machine"
+            f"{cores()} cores, {os.uname().machine}; load of the machine"
             f" {self._load:.1f} before and {os.getloadavg()[0]:.1f} after. Medians, with the least"
             " and the most of the turns; ratios are ours to theirs, turn by turn.",
             "",

@@ -11,12 +11,13 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from pipeline.artifacts.attest.envelope import pae
 from pipeline.artifacts.attest.keys import public_pem
 from pipeline.core.errors import ModelSignatureInvalid
 from pipeline.core.files import read_plain
+from pipeline.core.model import ForeignModel
 
 MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -27,12 +28,6 @@ _HASHES: dict[str, hashes.HashAlgorithm] = {
     "secp384r1": hashes.SHA384(),
     "secp521r1": hashes.SHA512(),
 }
-
-
-class ForeignModel(BaseModel):
-    """Part of a format that others define and extend: unknown fields are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class _Signature(ForeignModel):

@@ -118,9 +118,9 @@ def moment(now: datetime | None = None) -> Moment:
     return Moment(at=stamp(now or datetime.now(UTC)), invocation=f"urn:uuid:{uuid.uuid4()}")
 
 
-def stamp(when: datetime) -> str:
-    """A time as statements write it: UTC, whole seconds."""
-    return when.astimezone(UTC).strftime(_STAMP)
+def stamp(when: datetime | None = None) -> str:
+    """A time as statements write it, now by default: UTC, whole seconds."""
+    return (when or datetime.now(UTC)).astimezone(UTC).strftime(_STAMP)
 
 
 def read_stamp(text: str) -> datetime:

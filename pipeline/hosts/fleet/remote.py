@@ -103,7 +103,7 @@ class Remote:
             raise Unreached("the connection was ended")
         request = json.dumps({"command": command, "limit_s": limit_s})
         try:
-            _send(self._process, request)
+            proc.send_line(self._process, request.encode())
         except OSError as error:
             raise Unreached(f"the connection was lost: {error.strerror}") from error
         # longer than the shell's own limit, which ends the command and still replies
@@ -133,18 +133,12 @@ class Remote:
             if prompts > 1:
                 raise Unreached("sudo does not accept the password")
             if err in ready and self._errors.endswith(_PROMPT.encode()):
-                _send(process, self._to.become_password)
+                proc.send_line(process, self._to.become_password.encode())
             if out in ready and not pieces[out]:
                 errors = self._errors + os.read(err.fileno(), 4096)
                 raise Unreached(proc.last_line(errors.decode("utf-8", errors="replace")))
         line, _, self._read = self._read.partition(b"\n")
         return line
-
-
-def _send(process: subprocess.Popen[bytes], line: str) -> None:
-    assert process.stdin is not None
-    process.stdin.write(f"{line}\n".encode())
-    process.stdin.flush()
 
 
 def ssh_words(to: HostConnection) -> list[str]:

@@ -2,72 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from pydantic import RootModel
+
+from pipeline.core.model import Frozen
+from pipeline.core.yaml_file import read_yaml
 from pipeline.hosts.promises import checks
 from pipeline.hosts.promises.checks import Host, require, require_none
 
-_SYSTEMD = "/etc/systemd/system"
-_PINS = "/etc/apt/preferences.d"
-# must be gone when the role is undone
-LEFT = {
-    "nvidia_repository": [
-        "/etc/apt/sources.list.d/sm120-nvidia.sources",
-        *("/etc/apt/keyrings/sm120-nvidia.gpg", "/etc/apt/keyrings/sm120-nvidia.asc"),
-    ],
-    "nvidia_driver": [
-        *(f"{_PINS}/sm120-driver.pref", "/etc/modprobe.d/sm120-nouveau.conf"),
-        "/var/lib/sm120/packages/driver",
-    ],
-    "cuda": [f"{_PINS}/sm120-cuda.pref"],
-    "pcie": [
-        *("/etc/default/grub.d/60-sm120.cfg", "/etc/modprobe.d/sm120-pcie.conf"),
-        *(f"{_SYSTEMD}/sm120-acs.service", "/usr/local/sbin/sm120-acs"),
-    ],
-    "nccl": ["/etc/sm120", "/usr/local/lib/sm120", f"{_PINS}/sm120-nccl.pref"],
-    "container_runtime": [
-        f"{_PINS}/sm120-container_toolkit.pref",
-        "/etc/containers/containers.conf.d/60-sm120.conf",
-    ],
-    "host_tuning": [
-        *("/etc/sysctl.d/60-sm120.conf", "/etc/apt/apt.conf.d/60sm120-keep-driver"),
-        *(f"{_SYSTEMD}/sm120-governor.service", f"{_SYSTEMD}/sm120-power-limit.service"),
-        f"{_SYSTEMD}/sm120-clocks.service",
-    ],
-    "registry": ["/etc/sm120-registry", f"{_SYSTEMD}/docker-registry.service.d"],
-    "weights": [
-        *("/opt/sm120", f"{_SYSTEMD}/sm120-scrub.timer"),
-        f"{_SYSTEMD}/sm120-scrub.service",
-    ],
-    "slurm": [
-        *("/etc/slurm/slurm.conf", "/etc/slurm/gres.conf", "/etc/slurm/cgroup.conf"),
-        f"{_SYSTEMD}/slurmd.service.d/sm120.conf",
-    ],
-    "engine": ["/var/lib/sm120-engine"],
-    "metrics": [
-        "/usr/local/sbin/sm120-gpu-metrics",
-        f"{_SYSTEMD}/prometheus-node-exporter.service.d/sm120.conf",
-        *(f"{_SYSTEMD}/sm120-gpu-metrics.service", f"{_SYSTEMD}/sm120-gpu-metrics.timer"),
-    ],
-    "health": [
-        *("/usr/local/sbin/sm120-health", "/var/lib/sm120/health", "/run/sm120/out-of-service"),
-        *(f"{_SYSTEMD}/sm120-health.service", f"{_SYSTEMD}/sm120-health.timer"),
-    ],
-}
-# written or read as root by a role, but not its own or gone after a boot
-_USED = {
-    "nvidia_repository": ["/var/lib/sm120"],
-    "pcie": ["/run/sm120/acs", "/etc/default/grub"],
-    "nccl": ["/etc/nccl.conf"],
-    "container_runtime": [
-        *("/etc/docker/daemon.json", "/etc/docker/certs.d"),
-        "/etc/containers/certs.d",
-    ],
-    "host_tuning": ["/run/sm120/governor"],
-}
-OWNED = {role: [*paths, *_USED.get(role, [])] for role, paths in LEFT.items()}
-# Users beside root that may own files of a role: the package's unit runs as its own user, who
-# reads certificates and passwords.
-OWNERS = {"registry": "docker-registry"}
 
+class _Files(Frozen):
+    """The files of one role; `owned.yaml` says what each field means."""
+
+    left: list[str]
+    used: list[str] = []
+    owner: str | None = None
+
+
+class _Owned(RootModel[dict[str, _Files]]):
+    """`owned.yaml`: by role."""
+
+
+FILES = read_yaml(Path(__file__).with_name("owned.yaml"), _Owned).root
 # lists what users other than root can change: these paths, what is below them, folders above
 LOOSE = """
 import os, pwd, stat, sys
@@ -99,8 +56,9 @@ print("\\n".join(dict.fromkeys(filter(None, faults))))
 
 def test_nobody_but_root_can_change_its_files(host: Host, role: str) -> None:
     """Programs that root runs, keys, sources, settings, and every folder above them."""
-    owners = ",".join(["root", *([OWNERS[role]] if role in OWNERS else [])])
-    command = f"python3 -c %s {owners} {' '.join(OWNED[role])}"
+    own = FILES[role]
+    owners = f"root,{own.owner}" if own.owner else "root"
+    command = f"python3 -c %s {owners} {' '.join([*own.left, *own.used])}"
     output = checks.output_of(host, "owners and modes cannot be read", command, LOOSE)
     fix = (
         "`chown root:root` and `chmod go-w` what is named (replace a link by the file), then run "
@@ -111,7 +69,7 @@ def test_nobody_but_root_can_change_its_files(host: Host, role: str) -> None:
 
 def test_nothing_of_the_role_is_left(host: Host, role: str) -> None:
     """Its files are gone, and the driver is not loaded any more."""
-    checks.require_gone(host, LEFT[role])
+    checks.require_gone(host, FILES[role].left)
     if role == "nvidia_driver":
         loaded = host.file("/proc/driver/nvidia/version").exists
         require(not loaded, "the driver is still loaded", "Reboot the host.")

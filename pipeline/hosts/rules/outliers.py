@@ -82,7 +82,7 @@ def find_outliers(
         near = {v for v in sizes if abs(v - middle) <= SAME_MEMORY * middle}
         # sizes close to the median are replaced by it
         settings[place] = {s: middle if v in near else v for s, v in values.items()}
-    outliers: list[Outlier] = []
+    found: list[tuple[str, str, dict[str, str]]] = []  # field, what is usual, and who differs
     unjudged: list[str] = []
     for (kind, field), values in sorted(settings.items()):
         texts = {
@@ -93,20 +93,19 @@ def find_outliers(
         if times < len(texts) and (len(texts) < _FEWEST or times * 2 <= len(texts)):
             unjudged.append(f"{kind}: {field}: {len(texts)} differ, and no value has a majority")
             continue
-        others = {s: text for s, text in texts.items() if text != usual}
-        outliers += [
-            Outlier(subject=s, field=field, value=x, others=usual) for s, x in others.items()
-        ]
+        found.append((field, usual, {s: text for s, text in texts.items() if text != usual}))
     for (kind, field), values in sorted(measured.items()):
         if len(values) < _FEWEST:
             unjudged.append(f"{kind}: {field}: measured on {len(values)} hosts, three are needed")
             continue
         usual_s = median(values.values())
         slow = {s: f"{v:.4g}" for s, v in values.items() if v > usual_s * (1 + TOLERANCE)}
-        common = f"{usual_s:.4g}"
-        outliers += [
-            Outlier(subject=s, field=field, value=x, others=common) for s, x in slow.items()
-        ]
+        found.append((field, f"{usual_s:.4g}", slow))
+    outliers = [
+        Outlier(subject=subject, field=field, value=value, others=usual)
+        for field, usual, differing in found
+        for subject, value in differing.items()
+    ]
     return FleetComparison(
         outliers=outliers, unjudged=unjudged, compared=len(settings) + len(measured)
     )

@@ -27,6 +27,7 @@ from pipeline.core.errors import RunInvalid
 from pipeline.core.files import read_plain
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.model import Digest, Frozen, sha256_of
+from pipeline.core.yaml_file import read_yaml
 
 Program: TypeAlias = Literal["vllm bench", "sglang.bench_serving", "aiperf"]
 # A file may hold every text and gap of thousands of requests.
@@ -78,70 +79,45 @@ class ForeignRun(Frozen):
     cells: list[ForeignCell]
 
 
-# By their name: the nearest metric of ours, and how their definition differs; empty: not at all.
-_Rules: TypeAlias = Mapping[str, tuple[str | None, str]]
+class _Rule(Frozen):
+    """Which metric of ours a number is nearest to, and how their definitions differ."""
+
+    ours: str | None = None
+    difference: str = ""
+    of_tokens: bool = False
+
+
+class _ForeignMetrics(Frozen):
+    """`foreign_metrics.yaml`: by program and name."""
+
+    vllm: dict[str, _Rule]
+    sglang: dict[str, _Rule]
+    aiperf: dict[str, _Rule]
+
+
+_METRICS = read_yaml(Path(__file__).with_name("foreign_metrics.yaml"), _ForeignMetrics)
 _VLLM_ROLE = (
     "begins with the first chunk that has a choice; over the chat API that one carries the role"
     " and no text"
 )
 _VLLM_END = "ends with the last chunk that has a choice, ours with the answer's last byte"
-_VLLM: _Rules = {
-    **dict.fromkeys(("max_concurrent_requests", "spec_decode_acceptance_rate"), (None, "")),
-    "output_throughput": ("output_tok_s", ""),
-    "total_token_throughput": ("total_tok_s", ""),
-    "request_throughput": ("requests_s", ""),
-    "request_goodput": ("goodput_s", ""),
-    "max_output_tokens_per_s": ("peak_output_tok_s", "counts chunks and not tokens"),
-    "duration": ("duration_s", ""),
-    "completed": ("completed", ""),
-    "failed": ("failed", ""),
-    "total_input_tokens": ("input_tokens", ""),
-    "total_output_tokens": ("output_tokens", ""),
-    "spec_decode_acceptance_length": ("acceptance_length", ""),
-    "spec_decode_num_drafts": ("verifier_steps", ""),
-}
-
 _SGLANG_CONNECTS = "also has the time to connect: each request opens a connection of its own"
 _SGLANG_END = "ends with the last line of the answer, ours with the last event that has text"
 _SGLANG_ASKED = "takes the tokens that were asked for where the stream has no usage"
 _SGLANG_INPUT = "counts prompt tokens with its own tokenizer"
 _SGLANG_SHARED = "is divided by the tokens of a chunk, once for each of them"
-_SGLANG: _Rules = {
-    **dict.fromkeys(("input_throughput", "max_concurrent_requests"), (None, "")),
-    "request_throughput": ("requests_s", ""),
-    "max_output_tokens_per_s": ("peak_output_tok_s", "counts chunks, not tokens"),
-    "concurrency": ("concurrency", ""),
-    "duration": ("duration_s", ""),
-    "completed": ("completed", ""),
-    "total_input_tokens": ("input_tokens", _SGLANG_INPUT),
-    "accept_length": ("acceptance_length", "is the server's average since its start"),
-}
 # These read the engine's own count of tokens, and divide a gap by the tokens it brought.
 _SGLANG_NATIVE = ("sglang", "sglang-native")
 
 _STATISTICS = ("avg", "p50", "p90", "p95", "p99")
 _AIPERF_TOKENS = "counts tokens with its own tokenizer (--use-server-token-count was not given)"
-_AIPERF_END = "ends with the last response that has content, ours with the answer's last byte"
 _MS_PER_UNIT = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "sec": 1e3, "s": 1e3}
-_AIPERF = {
-    "output_token_throughput": ("output_tok_s", _AIPERF_TOKENS),
-    "total_token_throughput": ("total_tok_s", _AIPERF_TOKENS),
-    "request_throughput": ("requests_s", ""),
-    "goodput": ("goodput_s", ""),
-    "request_count": ("completed", ""),
-    "error_request_count": ("failed", ""),
-    "total_isl": ("input_tokens", _AIPERF_TOKENS),
-    "total_osl": ("output_tokens", _AIPERF_TOKENS),
-    "time_to_first_token": ("ttft_ms", ""),
-    "inter_token_latency": ("tpot_ms", _AIPERF_TOKENS),
-    "inter_chunk_latency": ("itl_ms", ""),
-    "request_latency": ("latency_ms", _AIPERF_END),
-}
 
 
 def _flat_cell(program: Program, result: dict[str, Any]) -> ForeignCell:
     """A flat object of vLLM or SGLang: numbers that a rule knows; all other values are settings."""
-    table: _Rules = _VLLM
+    rules = _METRICS.vllm if program == "vllm bench" else _METRICS.sglang
+    table = {name: (rule.ours, rule.difference) for name, rule in rules.items()}
     if program == "vllm bench":
         is_chat = "chat" in str(result.get("backend") or result.get("endpoint_type"))
         begin = _VLLM_ROLE if is_chat else ""
@@ -151,8 +127,7 @@ def _flat_cell(program: Program, result: dict[str, Any]) -> ForeignCell:
     else:
         is_native = result.get("backend") in _SGLANG_NATIVE
         output = "" if is_native else _SGLANG_ASKED
-        table = {
-            **_SGLANG,
+        table |= {
             "output_throughput": ("output_tok_s", output),
             "total_throughput": ("total_tok_s", "; ".join(filter(None, (output, _SGLANG_INPUT)))),
             "total_output_tokens": ("output_tokens", output),
@@ -184,14 +159,14 @@ def _aiperf_cell(summary: dict[str, Any]) -> ForeignCell:
     by_server = flat.get("endpoint.use_server_token_count") is True
     numbers = []
     for name, block in summary.items():
-        like, difference = _AIPERF.get(name, ("", ""))
+        rule = _METRICS.aiperf.get(name)
+        like = (rule.ours if rule else None) or ""
         # an unknown unit would make a number of another size
         factor = _MS_PER_UNIT.get(str(block.get("unit"))) if isinstance(block, dict) else None
         has_spread = like.endswith("_ms")
-        if not like or not isinstance(block, dict) or (has_spread and factor is None):
+        if not rule or not like or not isinstance(block, dict) or (has_spread and factor is None):
             continue
-        if by_server and difference == _AIPERF_TOKENS:
-            difference = ""
+        difference = _AIPERF_TOKENS if rule.of_tokens and not by_server else rule.difference
         for each in _STATISTICS if has_spread else ("avg",):
             value: Any = block.get(each)
             if not _is_number(value):

@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from pipeline import __version__
 from pipeline.artifacts.attest.statement import stamp
 from pipeline.core import log
 from pipeline.core.errors import BenchNotMeasured, BenchUnanswered, RunInvalid, WorkloadInvalid
+from pipeline.core.files import cores
 from pipeline.core.model import sha256_of
 from pipeline.core.net import framing
 from pipeline.serving.bench import model, record
@@ -27,7 +27,7 @@ from pipeline.serving.bench.place import RUN_FILE
 from pipeline.serving.bench.plan import TokenScale, WorkerJob, cells_of
 from pipeline.serving.bench.record import measured_alone, read_run, write_run
 from pipeline.serving.bench.results.recompute import require_as_measured
-from pipeline.serving.bench.self_test import measure_self, usable_cores
+from pipeline.serving.bench.self_test import measure_self
 from pipeline.serving.bench.server import MeasuredServer, Sampler, server_facts
 from pipeline.serving.bench.workers import SweepProgress, Workers
 from pipeline.serving.bench.workload import RandomTokens, Workload
@@ -148,10 +148,9 @@ class Bench:
         named["host_name"] = "host (--on)"
         both = dict.fromkeys([*before, *now])
         others = [named.get(name, name) for name in both if before.get(name) != now.get(name)]
-        if run.server.model != facts.model:
-            others.append(f"model ({run.server.model}, now {facts.model})")
-        if run.server.version != facts.version:
-            others.append(f"version of the server ({run.server.version}, now {facts.version})")
+        for what, name in (("model", "model"), ("version of the server", "version")):
+            there, here = getattr(run.server, name), getattr(facts, name)
+            others += [f"{what} ({there}, now {here})"] if there != here else []
         was, client = run.client.model_dump(), client_facts().model_dump()
         if changed := [name for name in was if was[name] != client[name]]:
             others.append(f"client ({', '.join(changed)})")
@@ -183,7 +182,7 @@ class Bench:
             raise
 
     def _write(self, **changes: object) -> BenchRun:
-        changes["ended"] = stamp(datetime.now(UTC))
+        changes["ended"] = stamp()
         self._run = self._run.model_copy(update=changes)
         write_run(self.folder, self._run)
         return self._run
@@ -210,14 +209,13 @@ class Bench:
     def _run_next(self, cell: Cell, progress: SweepProgress) -> bool:
         """Measure the next trial of a cell; whether there is one more."""
         done, repeats = {each.cell.name: each for each in self._run.cells}, self.workload.repeats
-        before = done[cell.name].trials if cell.name in done else []
+        known = done.get(cell.name)
         # a cell ends with its first void trial
-        trials = [trial for trial in before if not trial.void]
+        trials = known.good_trials if known else []
         if len(trials) >= repeats:
             return False
-        repeated = list(done[cell.name].repeated) if cell.name in done else []
-        again: list[Mark] = []
-        for void in (trial for trial in before if trial.void):
+        repeated, again = list(known.repeated) if known else [], list[Mark]()
+        for void in (trial for trial in known.trials if trial.void) if known else ():
             if void.requests.lines:
                 repeated.append(void.requests)
             # a cell that is good at last must not hide that it was not at first
@@ -269,7 +267,7 @@ class Bench:
         with log.watched("Waiting until the server has ended all requests"):
             idle, drained_s = self.server.wait_until_idle(self.drain_s)
         test = next((t for t in self._run.self_tests if t.concurrency == _streams(cell)), None)
-        tally, started = TrialChecks(self.workload), stamp(datetime.now(UTC))
+        tally, started = TrialChecks(self.workload), stamp()
         # a server that failed in the warm-up is not measured: the trial is void without a request
         jobs = [] if cold else self._jobs(cell, number, test)
         sampler = Sampler(self.server, self.sample_every_s)
@@ -366,7 +364,7 @@ def measure_in_turns(first: Bench, second: Bench) -> list[BenchRun]:
 
 def begun_run(workload: Workload, inputs: Inputs, facts: ServerFacts) -> BenchRun:
     """A run of which nothing is measured yet."""
-    now = stamp(datetime.now(UTC))
+    now = stamp()
     return BenchRun(
         state="partial",
         why_partial="it has just begun",
@@ -413,6 +411,6 @@ def client_facts() -> model.ClientFacts:
         event_loop=EVENT_LOOP,
         json_reader=JSON_READER,
         machine=platform.machine(),
-        cores=usable_cores(),
+        cores=cores(),
         open_files=_open_files(),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 from pipeline.core import proc
 from pipeline.core.errors import BenchNotMeasured
+from pipeline.core.files import cores
 from pipeline.core.net.wire import Address
 from pipeline.serving.bench.metrics import metrics_of
 from pipeline.serving.bench.model import SelfTest
@@ -29,11 +29,6 @@ _FASTEST_TPOT_S = 0.02
 _OFFERED_TOK_S = 15_000
 _SECONDS = 1.0
 _FEWEST_TOKENS, _FEWEST_REQUESTS = 10, 4
-
-
-def usable_cores() -> int:
-    """What this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 @contextmanager
@@ -56,9 +51,7 @@ def _read(process: subprocess.Popen[bytes]) -> Any:
 
 def truth(process: subprocess.Popen[bytes]) -> Any:
     """What the stub did since it was last asked."""
-    assert process.stdin is not None
-    process.stdin.write(b"\n")
-    process.stdin.flush()
+    proc.send_line(process, b"")
     return _read(process)
 
 
@@ -115,7 +108,7 @@ def measure_client(concurrency: int, workers: int) -> SelfTest:
         ttft_error=round(ttft_error, 5),
         tpot_error=round(tpot_error, 5),
         offered_tok_s=round(concurrency / tpot_s, 1),
-        ceiling_tok_s=round(min(workers, usable_cores()) * USABLE_SHARE / per_token, 1),
+        ceiling_tok_s=round(min(workers, cores()) * USABLE_SHARE / per_token, 1),
         cpu_us_per_token=round(per_token * 1e6, 2),
         trusted=is_good,
         message="" if is_good else too_much,
@@ -129,7 +122,7 @@ def measure_self(concurrency: int, workers: int | None) -> SelfTest:
         return max(abs(test.ttft_error) / MOST_TTFT_ERROR, abs(test.tpot_error) / MOST_TPOT_ERROR)
 
     best, count = measure_client(concurrency, workers or 1), 2
-    while not workers and not best.trusted and count <= min(usable_cores(), concurrency):
+    while not workers and not best.trusted and count <= min(cores(), concurrency):
         tried = measure_client(concurrency, count)
         if tried.trusted or error(tried) < error(best):
             best = tried

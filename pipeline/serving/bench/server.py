@@ -15,14 +15,17 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
 from pipeline.core import log, proc
 from pipeline.core.errors import BenchUnanswered
-from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.core.foreign_json import JsonInvalid, read_json, value_at
 from pipeline.core.known import Known, Unknown, then, unknown
+from pipeline.core.model import Frozen
 from pipeline.core.net.wire import Address, AnswerLost, Raw, send
+from pipeline.core.yaml_file import read_yaml
 from pipeline.hosts.facts.model import Gpu
 from pipeline.hosts.facts.smi import read_gpus, read_smi_log, text_at
 from pipeline.serving.bench.model import Engine, EngineSeries, GpuSeries, Samples, ServerFacts
@@ -32,33 +35,18 @@ Value = TypeVar("Value")
 _LINE = re.compile(r"^([a-z_]+:[a-zA-Z0-9_:]+)(?:\{[^}]*\})? ([-+0-9.eE]+)", re.M)
 # By the names with which their metrics begin.
 ENGINES: dict[str, Engine] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
-# Our name, and the engines' names for it; the first that an answer has counts.
-GAUGES: dict[str, tuple[str, ...]] = {
-    "running": (
-        *("vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing"),
-    ),
-    "waiting": (
-        *("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred"),
-    ),
-    # renamed by vLLM 0.10; llama.cpp had it until 2025
-    "kv_use": (
-        *("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage"),
-        "llamacpp:kv_cache_usage_ratio",
-    ),
-    "acceptance": ("sglang:spec_accept_length",),
-}
-COUNTERS = {
-    "prompt_tokens": tuple(f"{engine}:prompt_tokens_total" for engine in ENGINES),
-    "generated_tokens": (
-        *("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
-        "llamacpp:tokens_predicted_total",
-    ),
-    "cached_tokens": ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"),
-    "preemptions": ("vllm:num_preemptions_total",),
-    "drafts": ("vllm:spec_decode_num_drafts_total",),
-    "draft_tokens": ("vllm:spec_decode_num_draft_tokens_total",),
-    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens_total",),
-}
+
+
+class _EngineMetrics(Frozen):
+    """`engine_metrics.yaml`: our names, and the engines' names for them."""
+
+    gauges: dict[str, list[str]]
+    counters: dict[str, list[str]]
+    settings: list[str]
+
+
+_METRICS = read_yaml(Path(__file__).with_name("engine_metrics.yaml"), _EngineMetrics)
+GAUGES = _METRICS.gauges
 # No slowdown: clocks that an administrator set on purpose.
 _HARMLESS = ("applications_clocks_setting", "display_clocks_setting")
 _LIMIT_S = 10.0
@@ -71,14 +59,6 @@ _SHORT_FEW, _SHORT_MANY = (12, 12), (36, 12)
 # A prompt that a server cuts off to fit into its context is counted too short.
 _CONTEXT_SHARE = 0.9
 _SHOWN_CHARS = 200
-# What tells how a server was started, of all that SGLang reports.
-_SETTINGS = (
-    *("quantization", "attention_backend", "kv_cache_dtype", "tp_size", "dp_size", "ep_size"),
-    *("context_length", "mem_fraction_static", "disable_cuda_graph", "chunked_prefill_size"),
-    *("max_prefill_tokens", "enable_mixed_chunk", "max_running_requests", "schedule_policy"),
-    *("page_size", "disable_radix_cache"),
-    *("speculative_algorithm", "speculative_num_steps", "moe_runner_backend"),
-)
 # Who a list of models says that it is owned by; the last is our own stub.
 _OWNERS: dict[str, Engine] = {**ENGINES, "sm120": "stub"}
 _SMI_LIMIT_S = 10.0
@@ -104,7 +84,10 @@ class MetricsReading(NamedTuple):
 
     def counters(self) -> dict[str, float]:
         """The counters by our names, as far as the engine has them."""
-        known = {name: [n for n in theirs if n in self.sums] for name, theirs in COUNTERS.items()}
+        known = {
+            name: [n for n in theirs if n in self.sums]
+            for name, theirs in _METRICS.counters.items()
+        }
         return {name: self.sums[theirs[0]] for name, theirs in known.items() if theirs}
 
     @property
@@ -185,7 +168,7 @@ class MeasuredServer:
                 asked = {"max_tokens": 1, "messages": [{"role": "user", "content": text}]}
                 body = json.dumps({"model": model, **asked}).encode()
                 raw = self._ask("POST", "/v1/chat/completions", body, limit_s)
-                tokens = _at(_json(raw) if raw else None, "usage", "prompt_tokens")
+                tokens = value_at(_json(raw) if raw else None, "usage", "prompt_tokens")
                 if not isinstance(tokens, int) or tokens < 1:
                     why = self.lost
                     if raw:
@@ -234,16 +217,10 @@ def _json(raw: Raw) -> Any:
         return None
 
 
-def _at(value: Any, *path: str) -> Any:
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
-
-
 def server_facts(server: MeasuredServer, model: str | None) -> ServerFacts:
     """What a server says of itself; the model is the first that it has, unless one is named."""
     models = server.get_json("/v1/models")
-    data = _at(models, "data")
+    data = value_at(models, "data")
     entries = [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
     if not entries and models is None and server.lost:
         raise BenchUnanswered(f"{server.url}: {server.lost}")
@@ -257,19 +234,16 @@ def server_facts(server: MeasuredServer, model: str | None) -> ServerFacts:
     info = server.get_json("/get_server_info")
     info = info if isinstance(info, dict) else None
     props = None if info is not None else server.get_json("/props")
-    engine = reading.engine if reading else None
-    if engine is None and info is not None:
-        engine = "sglang"
+    engine = (reading.engine if reading else None) or ("sglang" if info is not None else None)
     engine = engine or _OWNERS.get(str(entry.get("owned_by", "")))
-    if engine is None and isinstance(props, dict):
-        engine = "llama.cpp"
-    version = _at(info, "version") or _at(props, "build_info")
-    version = version or _at(server.get_json("/version"), "version")
-    contexts = (
-        entry.get("max_model_len"),
-        _at(info, "context_length"),
-        _at(props, "default_generation_settings", "n_ctx"),
-    )
+    engine = engine or ("llama.cpp" if isinstance(props, dict) else None)
+    version = value_at(info, "version") or value_at(props, "build_info")
+    version = version or value_at(server.get_json("/version"), "version")
+    context = value_at(props, "default_generation_settings", "n_ctx")
+    contexts = (entry.get("max_model_len"), value_at(info, "context_length"), context)
+    settings = {name: str(info[name]) for name in _METRICS.settings if info and name in info}
+    if not settings and isinstance(slots := value_at(props, "total_slots"), int):
+        settings = {"total_slots": str(slots)}  # of llama.cpp, how many requests share the cache
     speculation = None
     if info and "speculative_algorithm" in info:
         speculation = info["speculative_algorithm"] is not None
@@ -284,13 +258,7 @@ def server_facts(server: MeasuredServer, model: str | None) -> ServerFacts:
         version=version[:100] if isinstance(version, str) else None,
         context_tokens=next((v for v in contexts if isinstance(v, int) and v > 0), None),
         speculation=speculation,
-        # of llama.cpp, how many requests share the cache
-        settings={name: str(info[name]) for name in _SETTINGS if info and name in info}
-        or (
-            {"total_slots": str(slots)}
-            if isinstance(slots := _at(props, "total_slots"), int)
-            else {}
-        ),
+        settings=settings,
     )
 
 

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline.artifacts.attest.statement import stamp
@@ -71,7 +70,7 @@ def drop_page_cache(folder: Path) -> None:
 
 def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: Inputs) -> BenchRun:
     """Every start of the workload; the last engine goes on running."""
-    began, cells = stamp(datetime.now(UTC)), cells_of(workload)
+    began, cells = stamp(), cells_of(workload)
     starts: dict[str, list[tuple[str, Started, RequestRow]]] = {cell.name: [] for cell in cells}
     with measured_alone(folder):
         for cell in cells:
@@ -80,7 +79,7 @@ def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: I
                     starter.stop()
                     if cell.start == "cold":
                         drop_page_cache(starter.weights)
-                    started, up = stamp(datetime.now(UTC)), starter.start()
+                    started, up = stamp(), starter.start()
                     # nothing is asked in between: the first token counts from the same moment
                     row = _first_answer(up, workload, cell)
                     starts[cell.name].append((started, up, row))

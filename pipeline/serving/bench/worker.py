@@ -45,6 +45,10 @@ _POLL_S = 0.02  # whether all writers have begun
 _PARALLEL_CONNECTS = 128
 _MOST_WAIT_S = 30.0  # for a server that asks to come back later
 _MESSAGE_CHARACTERS = 300
+# Fields that a row has of the request as it was planned.
+_OF_PLANNED = (
+    *("number", "conversation", "turn", "part", "repeated_tokens", "asked_input", "asked_output"),
+)
 # So many failures, or one for each stream, and the rest is not sent: the trial is void anyway.
 _FEWEST_FAILURES = 32
 _MOST_TOKENS = 1 << 40
@@ -96,28 +100,24 @@ class WorkerRun:
             planned, answer = sent.planned, sent.answer or BenchAnswer()
             # rounded from the first on, so that the gaps add up to the whole
             micros = [round((t - answer.times[0]) * 1e6) for t in answer.times]
-            moments = (answer.first_byte, answer.times[0] if micros else None, sent.end)
-            first_byte, first_token, end = (
-                None if at is None else round(at - sent.sent, 6) for at in moments
-            )
+            moments = {
+                "first_byte_s": answer.first_byte,
+                "first_token_s": answer.times[0] if micros else None,
+                "end_s": sent.end,
+            }
             usage = answer.usage or {}
             prompt, output = (usage.get(f"{n}_tokens_details") for n in ("prompt", "completion"))
+            own = {name: getattr(planned, name) for name in _OF_PLANNED}
+            own |= {
+                n: None if at is None else round(at - sent.sent, 6) for n, at in moments.items()
+            }
             yield RequestRow(
-                number=planned.number,
+                **own,
                 worker=self.job.worker,
-                conversation=planned.conversation,
-                turn=planned.turn,
-                part=planned.part,
-                repeated_tokens=planned.repeated_tokens,
                 planned_s=None if planned.due_s is None else round(planned.due_s, 6),
                 sent_s=round(sent.sent - self.origin, 6),
-                first_byte_s=first_byte,
-                first_token_s=first_token,
-                end_s=end,
                 gaps_us=[b - a for a, b in pairwise(micros)],
                 chunks=len(micros),
-                asked_input=planned.asked_input,
-                asked_output=planned.asked_output,
                 input_tokens=_count(usage, "prompt_tokens"),
                 cached_tokens=_count(prompt, "cached_tokens"),
                 output_tokens=_count(usage, "completion_tokens"),

@@ -65,7 +65,9 @@ class Workers:
             for number, job in enumerate(self.jobs):
                 process = start_module("pipeline.serving.bench.worker")
                 self._processes.append(process)
-                self._write(process, job.model_dump_json().encode())
+                # one that ended wrote why as its last message
+                with suppress(OSError):
+                    proc.send_line(process, job.model_dump_json().encode())
                 for of in ((number, process, False), (number, process, True)):
                     threading.Thread(target=self._hear, args=of, daemon=True).start()
         except BaseException:
@@ -77,14 +79,6 @@ class Workers:
     def __exit__(self, *failure: object) -> None:
         for process in self._processes:
             proc.end(process)
-
-    @staticmethod
-    def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
-        assert process.stdin is not None
-        # one that ended wrote why as its last message
-        with suppress(OSError):
-            process.stdin.write(line + b"\n")
-            process.stdin.flush()
 
     def _hear(self, number: int, process: subprocess.Popen[bytes], is_error: bool) -> None:
         pipe = process.stderr if is_error else process.stdout
@@ -121,7 +115,8 @@ class Workers:
             waiting -= "ready" in self._next()[1]
         start = json.dumps({"start_at": time.monotonic() + _LEAD_S}).encode()
         for process in self._processes:
-            self._write(process, start)
+            with suppress(OSError):
+                proc.send_line(process, start)
         seen = [(0, 0, 0)] * len(self.jobs)
         while len(self.efforts) < len(self.jobs):
             number, message = self._next()

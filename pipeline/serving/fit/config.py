@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from pipeline.core.errors import ModelUnreadable
 from pipeline.core.files import read_at_most
+from pipeline.core.yaml_file import mistakes
 from pipeline.serving.fit.fields import count_field, describe_value, few, flag_field, table_field
 from pipeline.serving.fit.layers import layer_count, read_feed_forward, read_mixers
 from pipeline.serving.fit.shape import Architecture, Precision, Scheme, Vision
@@ -113,8 +114,7 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
             bounds=bounds,
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ModelUnreadable(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise ModelUnreadable(mistakes(error)) from error
 
 
 def _vision(config: Mapping[str, Any], bounds: list[str]) -> Vision | None:

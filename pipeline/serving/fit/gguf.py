@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline.core.errors import ModelUnreadable
+from pipeline.core.model import Frozen
+from pipeline.core.yaml_file import read_yaml
 from pipeline.serving.fit.fields import describe_value
 
 # Version 1 had 32-bit counts and no file of today has it (ggml/docs/gguf.md).
@@ -44,35 +46,19 @@ class GgmlType:
         return weights // self.values * self.n_bytes  # a row is a whole number of blocks
 
 
-# Numbers and sizes as gguf-py of both projects has them (GGMLQuantizationType, GGML_QUANT_SIZES):
-# number, name, values and bytes of a block.
-_MAINLINE = """
-    0 f32 1 4; 1 f16 1 2; 2 q4_0 32 18; 3 q4_1 32 20; 6 q5_0 32 22; 7 q5_1 32 24; 8 q8_0 32 34;
-    10 q2_k 256 84; 11 q3_k 256 110; 12 q4_k 256 144; 13 q5_k 256 176; 14 q6_k 256 210;
-    16 iq2_xxs 256 66; 17 iq2_xs 256 74; 18 iq3_xxs 256 98; 19 iq1_s 256 50; 20 iq4_nl 32 18;
-    21 iq3_s 256 110; 22 iq2_s 256 82; 23 iq4_xs 256 136; 24 i8 1 1; 25 i16 1 2; 26 i32 1 4;
-    27 i64 1 8; 28 f64 1 8; 29 iq1_m 256 56; 30 bf16 1 2; 34 tq1_0 256 54; 35 tq2_0 256 66;
-    39 mxfp4 32 17; 40 nvfp4 64 36; 41 q1_0 128 18
-"""
-_IK = """
-    133 q6_0 32 26; 137 iq2_k 256 76; 138 iq3_k 256 110; 139 iq4_k 256 144; 140 iq5_k 256 176;
-    141 iq6_k 256 212; 202 q4_0_r8 32 18; 206 q5_0_r4 32 22; 208 q8_0_r8 32 34; 210 q2_k_r4 256 84;
-    211 q3_k_r4 256 110; 212 q4_k_r4 256 144; 213 q5_k_r4 256 176; 214 q6_k_r4 256 210;
-    216 iq2_xxs_r4 256 66; 217 iq2_xs_r4 256 74; 218 iq3_xxs_r4 256 98; 220 iq4_nl_r4 32 18;
-    221 iq3_s_r4 256 110; 222 iq2_s_r4 256 82; 223 iq4_xs_r8 256 136; 230 bf16_r16 1 2;
-    233 q6_0_r4 32 26; 337 iq2_k_r4 256 76; 338 iq3_k_r4 256 110; 339 iq4_k_r4 256 144;
-    340 iq5_k_r4 256 176
-"""
-_IK_ROW_SCALED = """
-    144 iq4_ks 256 136; 145 iq2_ks 256 70; 146 iq4_kss 256 128; 152 iq5_ks 256 168;
-    153 iq2_kt 256 68; 154 iq3_kt 256 100; 155 iq4_kt 256 128; 156 iq3_ks 256 102;
-    157 iq2_kl 256 86; 158 iq1_kt 256 56; 219 iq1_s_r4 32 6; 229 iq1_m_r4 32 7;
-    344 iq4_ks_r4 256 136; 352 iq5_ks_r4 256 168
-"""
+class _GgmlTypes(Frozen):
+    """`ggml_types.yaml`: name, values and bytes of a block, by number."""
+
+    mainline: dict[int, tuple[str, int, int]]
+    ik_llama: dict[int, tuple[str, int, int]]
+    row_scaled: dict[int, tuple[str, int, int]]
+
+
+_TYPES = read_yaml(Path(__file__).with_name("ggml_types.yaml"), _GgmlTypes)
 BY_NUMBER = {
-    int(number): GgmlType(name, int(values), int(n_bytes), table is _IK_ROW_SCALED)
-    for table in (_MAINLINE, _IK, _IK_ROW_SCALED)
-    for number, name, values, n_bytes in (row.split() for row in table.split(";"))
+    number: GgmlType(*row, table is _TYPES.row_scaled)
+    for table in (_TYPES.mainline, _TYPES.ik_llama, _TYPES.row_scaled)
+    for number, row in table.items()
 }
 BY_NAME = {kind.name: kind for kind in BY_NUMBER.values()}
 

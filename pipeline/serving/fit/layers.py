@@ -264,10 +264,8 @@ def _known_by(*fields: str) -> Callable[[Reader], Reader]:
 def _delta_net(text: Table) -> Linear:
     """Gated delta nets of Qwen3-Next and Qwen3.5 (transformers: qwen3_next)."""
     hidden, kernel = count_field(text, "hidden_size"), count_field(text, "linear_conv_kernel_dim")
-    heads, value = (
-        count_field(text, "linear_num_value_heads"),
-        count_field(text, "linear_value_head_dim"),
-    )
+    heads = count_field(text, "linear_num_value_heads")
+    value = count_field(text, "linear_value_head_dim")
     key_width = count_field(text, "linear_num_key_heads") * count_field(text, "linear_key_head_dim")
     values, mixed = heads * value, 2 * key_width + heads * value
     into = hidden * (mixed + values + 2 * heads)  # with the gate z, and b and a of every head
@@ -280,10 +278,8 @@ def _delta_net(text: Table) -> Linear:
 @_known_by("mamba_num_heads", "mamba_n_heads")
 def _mamba(text: Table) -> Linear:
     """Mamba-2 of Nemotron-H and Granite 4 (transformers: nemotron_h, granitemoehybrid)."""
-    hidden, kernel = (
-        count_field(text, "hidden_size"),
-        count_field(text, "conv_kernel", "mamba_d_conv"),
-    )
+    hidden = count_field(text, "hidden_size")
+    kernel = count_field(text, "conv_kernel", "mamba_d_conv")
     heads = count_field(text, "mamba_num_heads", "mamba_n_heads")
     state = count_field(text, "ssm_state_size", "mamba_d_state")
     inner = heads * count_field(text, "mamba_head_dim", "mamba_d_head")

@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from pipeline.core.errors import ScoresInvalid
 from pipeline.core.files import write_bytes
-from pipeline.core.model import FILE_VERSION, Count, Frozen, canonical_json, sha256_of
+from pipeline.core.model import FILE_VERSION, Count, ForeignModel, Frozen, canonical_json, sha256_of
 from pipeline.core.verdict import TestVerdict, worst
 from pipeline.serving.quality.estimate import bootstrap
 from pipeline.serving.quality.model import QualityNumber, QualityPart, QualityPlan, QualityRow
 from pipeline.serving.quality.probes import Probe
 from pipeline.serving.quality.session import QualitySession
-from pipeline.serving.smoke.chat import Token, logprobs_fault
+from pipeline.serving.smoke.chat import GivenToken, Token, logprobs_fault
 from pipeline.serving.smoke.client import Gone, NotOffered, Unsound
 from pipeline.serving.smoke.session import optional
 
@@ -54,22 +54,12 @@ class AgreementReference(Frozen):
     texts: list[RecordedText]
 
 
-class _Legacy(BaseModel):
+class _Legacy(ForeignModel):
     """Log probabilities of completions, as vLLM and SGLang write them."""
-
-    model_config = ConfigDict(extra="ignore")
 
     tokens: list[str]
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float] | None] | None = None
-
-
-class _Chosen(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    token: str
-    logprob: float
-    top_logprobs: list[_Chosen] = []
 
 
 def first_token(value: Any) -> Token:
@@ -83,9 +73,7 @@ def first_token(value: Any) -> Token:
         raise NotOffered(f"{_COMPLETIONS} gives no log probabilities") from error
     try:
         if is_chat:
-            chosen = _Chosen.model_validate(given["content"][0])
-            top = tuple((each.token, each.logprob) for each in chosen.top_logprobs)
-            token = Token(chosen.token, chosen.logprob, top)
+            token = GivenToken.model_validate(given["content"][0]).token_value
         else:
             legacy = _Legacy.model_validate(given)
             others = (legacy.top_logprobs or [None])[0] or {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +54,7 @@ async def run_quality(
     session: QualitySession, url: str, jobs: Mapping[PartName, PartJob], folder: Path
 ) -> QualityResult:
     """Every part, also after one that fails; writes the result and all exchanges to a folder."""
-    started, begin = stamp(datetime.now(UTC)), time.monotonic()
+    started, begin = stamp(), time.monotonic()
     await session.find_model()
     parts: list[QualityPart] = []
     for name, job in jobs.items():

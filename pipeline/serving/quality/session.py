@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pipeline.core import log
+from pipeline.core.foreign_json import value_at
 from pipeline.serving.quality.model import QualityPlan
 from pipeline.serving.smoke.client import ChatClient, Gone, NotOffered, Unsound
 
@@ -29,9 +30,7 @@ class QualitySession:
             self.model = self.plan.model
             return
         _, value = await self.client.get("/v1/models")
-        models = value.get("data") if isinstance(value, dict) else None
-        first = models[0] if isinstance(models, list) and models else None
-        name = first.get("id") if isinstance(first, dict) else None
+        name = value_at(value, "data", 0, "id")
         if not isinstance(name, str) or not name:
             raise Unsound("/v1/models names no model")
         self.model = name

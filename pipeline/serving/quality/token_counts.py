@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.core.errors import MissingTool, TemplateUnusable
+from pipeline.core.foreign_json import value_at
 from pipeline.core.verdict import TestVerdict, worst
 from pipeline.images.gate.templates.cases import THINKING, Conversation
 from pipeline.images.gate.templates.files import ModelText
@@ -99,7 +100,7 @@ async def _wanted(session: QualitySession, text: ModelText, case: Conversation) 
     except (NotOffered, RequestRefused) as error:
         why = f"{text.why_no_tokenizer}, and the server does not count: {str(error)[:120]}"
         raise TemplateUnusable(why) from error
-    tokens: Any = value.get("tokens") if isinstance(value, dict) else None
+    tokens = value_at(value, "tokens")
     if not isinstance(tokens, list):
         raise TemplateUnusable(f"{text.why_no_tokenizer}, and {_TOKENIZE} gives no tokens")
     return len(tokens)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
+
+from pydantic import HttpUrl
 
 from pipeline.core import log
 from pipeline.core.foreign_json import JsonInvalid, read_json
-from pipeline.core.verdict import TestVerdict
-from pipeline.serving.quality.bars import vendor_bar
+from pipeline.core.model import Frozen, Line
+from pipeline.core.verdict import TestVerdict, worst
+from pipeline.core.yaml_file import read_yaml
 from pipeline.serving.quality.estimate import wilson
 from pipeline.serving.quality.model import QualityNumber, QualityPart, QualityRow
-from pipeline.serving.quality.schema import SchemaUnknown, same_json, schema_fault
 from pipeline.serving.quality.session import QualitySession
 from pipeline.serving.quality.tool_cases import ToolCase
 from pipeline.serving.smoke.chat import ChatAnswer, ask_chat
 from pipeline.serving.smoke.client import Gone, Unsound
+from pipeline.serving.smoke.schema import SchemaUnknown, same_json, schema_fault
 
 Outcome: TypeAlias = Literal["valid", "no call", "broken", "failed", "not judged"]
 _MOST_ROWS = 40  # of what went wrong; all answers are among the exchanges
@@ -64,6 +69,30 @@ class CallResult(NamedTuple):
         return cls(*told, "valid", is_exact=exact == [True] if exact else None)
 
 
+class VendorBar(Frozen):
+    """One published number, for models whose name holds a pattern."""
+
+    model: Line
+    measure: Literal["schema"]
+    text: Line
+    source: HttpUrl
+
+
+class VendorBars(Frozen):
+    """`bars.yaml`: what vendors publish for the same measures, each with its source."""
+
+    bars: list[VendorBar]
+
+
+def vendor_bar(model: str) -> str:
+    """What the vendor of a model gives, with its source; empty where nothing is known."""
+    name = re.sub(r"[\s_.]+", "-", model.lower())
+    known = read_yaml(Path(__file__).with_name("bars.yaml"), VendorBars).bars
+    # the first that fits a model counts
+    fitting = (f"{bar.text}: {bar.source}" for bar in known if re.search(bar.model, name))
+    return next(fitting, "")
+
+
 async def judge_schema(session: QualitySession, cases: Sequence[ToolCase]) -> QualityPart:
     """Ask for every case twice, and count what fits."""
     plan = session.plan
@@ -94,18 +123,14 @@ def schema_part(results: Sequence[CallResult], least: float, model: str) -> Qual
     """The verdict on all results: the whole and the streamed ones are judged apart."""
     numbers: list[QualityNumber] = []
     verdicts: list[TestVerdict] = []
-    for name, chosen in (
-        ("valid, whole", [r for r in results if not r.is_stream]),
-        ("valid, streamed", [r for r in results if r.is_stream]),
-    ):
-        judged = [r for r in chosen if r.outcome != "not judged"]
-        if judged:
-            share = wilson(sum(r.outcome == "valid" for r in judged), len(judged))
+    told = {"unit": "share", "bar": least, "vendor": vendor_bar(model)}
+    for name, is_stream in (("valid, whole", False), ("valid, streamed", True)):
+        asked = [r for r in results if r.is_stream == is_stream and r.outcome != "not judged"]
+        if asked:
+            share = wilson(sum(r.outcome == "valid" for r in asked), len(asked))
             verdicts.append(share.at_least(least))
-            bar = vendor_bar(model, "schema")
-            numbers.append(
-                QualityNumber(name=name, unit="share", estimate=share, bar=least, vendor=bar)
-            )
+            about = {**told, "name": name, "estimate": share}
+            numbers.append(QualityNumber.model_validate(about))
     if known := [r for r in results if r.is_exact is not None]:
         share = wilson(sum(bool(r.is_exact) for r in known), len(known))
         numbers.append(QualityNumber(name="arguments as asked for", unit="share", estimate=share))
@@ -119,15 +144,12 @@ def schema_part(results: Sequence[CallResult], least: float, model: str) -> Qual
         )
         for r in wrong[:_MOST_ROWS]
     ]
-    told = ", ".join(f"{number} {name}" for name, number in counts.most_common())
+    listed = ", ".join(f"{number} {name}" for name, number in counts.most_common())
     first = f"; first: {wrong[0].case}: {wrong[0].message[:120]}" if wrong else ""
-    verdict: TestVerdict = "unknown"
-    if verdicts:
-        verdict = next((v for v in ("failed", "unknown") if v in verdicts), "passed")
     return QualityPart(
         name="schema",
-        verdict=verdict,
-        message=f"{log.count(len(results), 'call')}: {told}{first}",
+        verdict=worst(verdicts, "unknown"),
+        message=f"{log.count(len(results), 'call')}: {listed}{first}",
         numbers=numbers,
         rows=rows,
     )

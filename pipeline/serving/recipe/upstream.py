@@ -15,10 +15,10 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, RootModel, ValidationError
+from pydantic import RootModel, ValidationError
 
 from pipeline.core.errors import RecipeInvalid, SpecInvalid
-from pipeline.core.model import Frozen, HubRepository
+from pipeline.core.model import ForeignModel, Frozen, HubRepository
 from pipeline.core.yaml_file import mistakes, parse_yaml
 
 UpstreamEngine: TypeAlias = Literal["vllm", "sglang"]
@@ -61,13 +61,7 @@ class UpstreamCommand(Frozen):
     refused: str = ""  # why it cannot be taken, where its words cannot be read
 
 
-class _Loose(BaseModel):
-    """A part of a foreign file: fields that are not read are left alone."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class _VllmPart(_Loose):
+class _VllmPart(ForeignModel):
     """A feature, a mode of it, a variant or an override of vLLM's recipes."""
 
     args: list[str] = []
@@ -80,13 +74,13 @@ class _VllmPart(_Loose):
     default_mode: str | None = None
 
 
-class _VllmModel(_Loose):
+class _VllmModel(ForeignModel):
     model_id: HubRepository
     base_args: list[str] = []
     base_env: dict[str, str] = {}
 
 
-class _VllmFile(_Loose):
+class _VllmFile(ForeignModel):
     model: _VllmModel
     features: dict[str, _VllmPart] = {}
     opt_in_features: list[str] = []
@@ -123,7 +117,7 @@ class _VllmFile(_Loose):
         yield from _of_markdown(self.guide)
 
 
-class _Engine(_Loose):
+class _Engine(ForeignModel):
     env_vars: dict[str, str] = {}
     tp: int | None = None
     dp: int | None = None
@@ -132,7 +126,7 @@ class _Engine(_Loose):
     extra_args: list[str] = []
 
 
-class _Configuration(_Loose):
+class _Configuration(ForeignModel):
     name: str
     quantized_model_path: HubRepository | None = None
     engine: _Engine | None = None
@@ -140,21 +134,21 @@ class _Configuration(_Loose):
     decode: dict[str, Any] | None = None
 
 
-class _Hardware(_Loose):
+class _Hardware(ForeignModel):
     configurations: list[_Configuration]
 
 
-class _CookbookModel(_Loose):
+class _CookbookModel(ForeignModel):
     name: str
     model_path: HubRepository
     hardware: dict[str, _Hardware]
 
 
-class _Family(_Loose):
+class _Family(ForeignModel):
     models: list[_CookbookModel]
 
 
-class _CookbookFile(_Loose):
+class _CookbookFile(ForeignModel):
     families: list[_Family]
 
     def commands(self) -> Iterator[UpstreamCommand]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.artifacts.attest.predicates import HostSummary
 from pipeline.core.known import Known, Unknown
 from pipeline.hosts.facts.model import HostFacts, gpus_of
 from pipeline.hosts.facts.summary import summarise
 from pipeline.serving.report.model import CardMemory, Fact, RunData
+from pipeline.serving.serve.engine_log import LINES
 
 HOST = "Host"  # the one fact that is a name
 _HARDWARE = (
@@ -76,44 +77,17 @@ _RANK = re.compile(r"TP(\d+)")
 _CUDA = re.compile(r"CUDA(\d+)")
 
 
-class _Sign(NamedTuple):
-    """A line of an engine; its groups are added up."""
-
-    field: str
-    pattern: str
-    scale: float = 1.0  # to GiB
-    adds: bool = False
-
-
-_MIB = 1 / 1024
-# SGLang divides by 1 << 30 and writes GB.
-_SIGNS = (
-    _Sign("weights", r"Load weight end\..*\bmem usage=([\d.]+) GB"),
-    _Sign("kv", r"KV Cache is allocated\..*\bKV size: ([\d.]+) GB"),
-    _Sign("kv", r"KV Cache is allocated\..*\bK size: ([\d.]+) GB, V size: ([\d.]+) GB"),
-    _Sign("kv_tokens", r"KV Cache is allocated\..*#tokens: ([\d,]+)"),
-    _Sign("free", r"Memory pool end\. avail mem=([\d.]+) GB"),
-    _Sign("free", r"\bavailable_gpu_mem=([\d.]+) GB"),
-    _Sign("weights", r"Model loading took ([\d.]+) GiB"),
-    _Sign("kv", r"Available KV cache memory: ([\d.]+) GiB"),
-    _Sign("kv_tokens", r"GPU KV cache size: ([\d,]+) tokens"),
-    # llama.cpp writes a line for each card, and one more for each draft model; ik_llama.cpp
-    # leaves `model` out
-    _Sign("weights", r"CUDA\d+ (?:model )?buffer size = +([\d.]+) MiB", _MIB, adds=True),
-    _Sign("kv", r"CUDA\d+ KV buffer size = +([\d.]+) MiB", _MIB, adds=True),
-)
-
-
 def memory_of_log(lines: Iterable[str]) -> list[CardMemory]:
     """One entry for each card whose weights the log names; empty where it names none."""
     cards: dict[int, dict[str, float]] = defaultdict(dict)
     tokens: int | None = None
     for line in lines:
-        for sign in _SIGNS:
+        for sign in LINES.memory:
             match = re.search(sign.pattern, line)
             if match is None:
                 continue
-            amount = sum(float(group.replace(",", "")) for group in match.groups()) * sign.scale
+            amount = sum(float(group.replace(",", "")) for group in match.groups())
+            amount = amount / 1024 if sign.in_mib else amount
             # the same on every card: only one worker may print it
             if sign.field == "kv_tokens":
                 tokens = round(amount)

@@ -179,8 +179,3 @@ class AttemptList:
 def new_id(now: datetime | None = None) -> str:
     """An id that sorts by time; two at the same second differ."""
     return f"{now or datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-
-
-def attempt_time(now: datetime | None = None) -> str:
-    """A time as files of ours write it."""
-    return f"{now or datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -13,24 +13,37 @@ from itertools import islice
 from pathlib import Path
 
 from pipeline.core.files import bounded_lines
+from pipeline.core.model import Engine, Frozen
+from pipeline.core.yaml_file import read_yaml
 
 # A log that fills the disk is read so far.
 _MOST_LINES = 200_000
+
+
+class MemoryLine(Frozen):
+    """A line about a card's memory."""
+
+    field: str
+    pattern: str
+    in_mib: bool = False
+    adds: bool = False
+
+
+class EngineLines(Frozen):
+    """`engine_lines.yaml`: what engines write into their logs."""
+
+    stages: dict[Engine, dict[str, str]]
+    phases: dict[str, list[str]]
+    memory: list[MemoryLine]
+
+
+LINES = read_yaml(Path(__file__).with_name("engine_lines.yaml"), EngineLines)
 _SECONDS = r"(\d+(?:\.\d+)?) ?s(?:ecs?|econds?)?\b"
-_PHASES = {
-    "load_s": (rf"Loading weights took {_SECONDS}", rf"Load weight end\. elapsed={_SECONDS}"),
-    "compile_s": (
-        rf"torch\.compile (?:took|takes) {_SECONDS} in total",
-        rf"JIT kernel warmup finished in {_SECONDS}",
-        rf"Compiling a graph for (?:dynamic shape|shape \S+) takes {_SECONDS}",  # SGLang
-        rf"Triton kernel '[^']*' took {_SECONDS} to compile",
-    ),
-    "capture_s": (
-        rf"[Gg]raph capturing finished in {_SECONDS}",
-        rf"[Cc]apture .*?(?:graph|draft).*? end\. .*?elapsed={_SECONDS}",
-    ),
-}
-_PATTERNS = [(name, re.compile(text)) for name, texts in _PHASES.items() for text in texts]
+_PATTERNS = [
+    (name, re.compile(text.replace("{seconds}", _SECONDS)))
+    for name, texts in LINES.phases.items()
+    for text in texts
+]
 # FlashInfer tells only when it begins and when it ends.
 _TUNING = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?).*Autotuning process (\w+)")
 _RANK = re.compile(r"\b(?:Worker_)?(?:DP\d+_)?(TP\d+)\b|\bpid=(\d+)")

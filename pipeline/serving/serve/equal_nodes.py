@@ -6,7 +6,7 @@ so all of it is compared before the first one starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pipeline.core.known import Known, Unknown, first_unknown, unknown
 from pipeline.core.model import Frozen
@@ -33,28 +33,20 @@ class NodeFacts(Frozen):
 
 
 # Property, what to do where it differs. The order is that of the rows.
-_EQUAL: tuple[tuple[str, str, Callable[[NodeFacts], object]], ...] = (
-    ("platform", "Take machines with the same processors.", lambda n: n.platform),
-    ("image", "Build the image for one platform, and load it on every node.", lambda n: n.image),
-    (
-        "weights",
-        "`sm120 weights verify DIR` on each node; fetch the same set.",
-        lambda n: n.weights,
-    ),
-    ("driver", "`sm120 host provision` brings all to the locked driver.", lambda n: n.driver),
-    (
-        "cards",
-        "Take machines with the same cards, or name equal ones with --gpus.",
-        lambda n: n.cards,
-    ),
-)
+_EQUAL = {
+    "platform": "Take machines with the same processors.",
+    "image": "Build the image for one platform, and load it on every node.",
+    "weights": "`sm120 weights verify DIR` on each node; fetch the same set.",
+    "driver": "`sm120 host provision` brings all to the locked driver.",
+    "cards": "Take machines with the same cards, or name equal ones with --gpus.",
+}
 
 
 def compare_nodes(nodes: Sequence[NodeFacts]) -> list[RuleResult]:
     """A row for each property: equal on all nodes, or who has what."""
     rows = []
-    for name, fix, read in _EQUAL:
-        values = {node.host: read(node) for node in nodes}
+    for name, fix in _EQUAL.items():
+        values = {node.host: getattr(node, name) for node in nodes}
         missing = [
             unknown(f"{h}: {v.unknown}") for h, v in values.items() if isinstance(v, Unknown)
         ]
@@ -65,11 +57,8 @@ def compare_nodes(nodes: Sequence[NodeFacts]) -> list[RuleResult]:
         if all(value is None for value in values.values()):
             rows.append(not_applicable(_RULE, name, "the recipe needs no card"))
             continue
-        good, differing = (
-            len({*texts.values()}) == 1,
-            "; ".join(f"{h}: {t}" for h, t in texts.items()),
-        )
-        same = f"all have {next(iter(texts.values()))}"
+        good, same = len({*texts.values()}) == 1, f"all have {next(iter(texts.values()))}"
+        differing = "; ".join(f"{host}: {text}" for host, text in texts.items())
         rows.append(result(_RULE, name, good, differing, fix, passed=same))
     addresses = [node.address for node in nodes]
     twice = sorted({each for each in addresses if addresses.count(each) > 1})

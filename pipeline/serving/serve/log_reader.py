@@ -16,6 +16,7 @@ from pipeline.core import log
 from pipeline.core.errors import PipelineError
 from pipeline.core.files import os_errors_explained
 from pipeline.core.model import Engine
+from pipeline.serving.serve.engine_log import LINES
 
 _MOST_LINE_BYTES = 1 << 16
 _MOST_FILE_BYTES = 64 << 20
@@ -96,39 +97,13 @@ class Progress(NamedTuple):
         return self.title if self.total is None else f"{self.title}: {self.done} of {self.total}"
 
 
-# The lines that an engine writes about the steps of a start; the last one says that it listens, or
-# is about to. A pattern with the groups `done` and `total` counts.
 _OF = r"(?P<done>\d+)/(?P<total>\d+)"
-# vLLM's loaders share one form of line, which SGLang took over.
-_SHARDS = {"loading weights, files": rf"Loading [\w ./-]+: +\d+% Completed \| {_OF}"}
-_LLAMA = {
-    "loading the model": r"load_model: loading model '",
-    "reading the model's head": r"llama_model_loader: loaded meta data with",
-    "layers on cards": rf"load_tensors: offloaded {_OF} layers to GPU",
-    "the model is loaded": r"(?:init|main)(?:\]|:) model loaded",
-}
+# By title; the last step of each engine says that it listens, or is about to.
 STAGES: dict[Engine, dict[str, str]] = {
-    "vllm": {
-        **_SHARDS,
-        "weights are loaded": r"Loading weights took [\d.]+ seconds",
-        "compiling": r"Using cache directory: \S+ for vLLM's torch\.compile",
-        "compiled": r"torch\.compile (?:and [\w/ ]+ )?(?:takes|took) [\d.]+ s",
-        "capturing CUDA graphs": rf"Capturing CUDA graphs[^|]*: +\d+%\|[^|]*\| {_OF}",
-        "CUDA graphs are captured": r"Graph capturing finished in \d+ secs",
-        "starting the HTTP server": r"Starting vLLM (?:API )?server",
-    },
-    "sglang": {
-        **_SHARDS,
-        "loading weights": r"Load weight begin\.",
-        "weights are loaded": r"Load weight end\.",
-        "KV cache is allocated": r"KV Cache is allocated\.",
-        "capturing CUDA graphs": rf"Capturing batches[^|]*: +\d+%\|[^|]*\| {_OF}",
-        "CUDA graphs are captured": r"Capture cuda graph end\.",
-        "ready": r"The server is fired up and ready to roll!",
-    },
-    "llama-cpp": _LLAMA,
-    "ik-llama": _LLAMA,
+    engine: {title: pattern.replace("{of}", _OF) for title, pattern in stages.items()}
+    for engine, stages in LINES.stages.items()
 }
+STAGES["ik-llama"] = STAGES["llama-cpp"]
 # After this line SGLang never answers, though its HTTP server outlives the scheduler.
 SGLANG_FATAL = "Scheduler hit an exception: Traceback"
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from pipeline.core import log
 from pipeline.core.errors import PreflightFailed
-from pipeline.core.known import Known, Unknown, then, unknown
+from pipeline.core.known import Known, Unknown, first_unknown, then, unknown
 from pipeline.core.verdict import RuleResult, not_applicable, result, unknown_result
 from pipeline.hosts.facts.gather import gather_facts
 from pipeline.hosts.facts.model import Gpu, HostFacts
@@ -232,7 +232,14 @@ def topology(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResu
     wanted = plan.recipe.hardware
     used, facts = _gpus(plan, machine)[: wanted.cards], _known(machine.facts)
     if wanted.same_numa_node:
-        nodes = _numa_nodes(facts, used)
+        on_bus = {card.address: card.numa_node for card in facts.pci.gpus}
+        of_gpus = {g.index: then(g.address, lambda place: on_bus.get(place, -1)) for g in used}
+        # the kernel says -1 where the firmware says nothing, also on machines with one node
+        unnamed = [index for index, node in of_gpus.items() if node == -1]
+        nodes: Known[list[int]] = sorted({n for n in of_gpus.values() if isinstance(n, int)})
+        if unnamed:
+            nodes = unknown(f"the kernel names no NUMA node for GPU {unnamed[0]}")
+        nodes = first_unknown(*of_gpus.values()) or nodes
         listed = "" if isinstance(nodes, Unknown) else ", ".join(f"node {node}" for node in nodes)
         good = then(nodes, lambda found: len(found) == 1)
         failed = f"the cards are on {listed}, and the recipe counts on one node"
@@ -246,22 +253,6 @@ def topology(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResu
         fix = "`sm120 host check` tries it; the role pcie sets it up. Or NCCL_P2P_DISABLE=1."
         good, passed = then(refused, lambda found: not found), "claimed by the driver"
         yield result("topology", "peers", good, str(refused), fix, passed=passed)
-
-
-def _numa_nodes(facts: HostFacts, gpus: Collection[Gpu]) -> Known[list[int]]:
-    """The nodes that cards hang on."""
-    on_bus = {card.address: card.numa_node for card in facts.pci.gpus}
-    nodes: set[int] = set()
-    for gpu in gpus:
-        address = gpu.address
-        node = address if isinstance(address, Unknown) else on_bus.get(address)
-        if isinstance(node, Unknown):
-            return node
-        # the kernel says -1 where the firmware says nothing, also on machines with one node
-        if node is None or node < 0:
-            return unknown(f"the kernel names no NUMA node for GPU {gpu.index}")
-        nodes.add(node)
-    return sorted(nodes)
 
 
 def _refused(pairs: Collection[str], claimed: Mapping[str, str]) -> Known[str]:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from pipeline.artifacts.attest.statement import stamp
 from pipeline.artifacts.containers.arguments import Label
 from pipeline.artifacts.containers.container_engine import ContainerEngine, titles
 from pipeline.artifacts.containers.facts import (
@@ -33,7 +34,6 @@ from pipeline.serving.serve.attempts import (
     Ended,
     Outcome,
     ServeOptions,
-    attempt_time,
     new_id,
 )
 from pipeline.serving.serve.engine_log import kernel_choices
@@ -81,7 +81,7 @@ def new_attempt(job: ServeJob) -> Begun:
         after=job.after,
         options=job.options,
         host=job.site.host or None,
-        at=attempt_time(),
+        at=stamp(),
     )
 
 
@@ -158,7 +158,7 @@ def kept_attempt(attempts: AttemptList, begun: Begun, good: Outcome) -> Iterator
             issues=list(issues),
             kernels=kernels,
             seconds=seconds,
-            at=attempt_time(),
+            at=stamp(),
         )
         try:
             attempts.add(ended)
@@ -198,7 +198,7 @@ def stop_container(
     # started with another store, or by hand with our labels: there is nothing to add to
     attempt = facts.labels.get(Label.ATTEMPT, "")
     if any(known.begun.id == attempt for known in attempts.read().attempts):
-        ended = Ended(id=attempt, outcome="stopped", seconds=round(seconds, 3), at=attempt_time())
+        ended = Ended(id=attempt, outcome="stopped", seconds=round(seconds, 3), at=stamp())
         attempts.add(ended)
     return seconds
 

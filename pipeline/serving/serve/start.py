@@ -162,18 +162,17 @@ class _Wait:
     def __init__(
         self, engine: ContainerEngine, identity: str, start: Start, reader: log_reader.LogReader
     ) -> None:
-        self._engine, self._identity, self._reader = engine, identity, reader
-        self._name, self._launch, self._timeout_s = start.name, start.launch, start.timeout_s
-        self._workers = start.workers
+        self._engine, self._identity, self._start, self._reader = engine, identity, start, reader
+        self._name, self._launch = start.name, start.launch
         self._door = start.launch.port if start.door is None else start.door
         # the model of the recipe has tried to compile their patterns
-        self._missing, self._never = start.expect.log, start.expect.never
+        self._missing = start.expect.log
         self._shown, self._shown_at = log_reader.Progress(""), 0.0
         self._ready_at: float | None = None
 
     def until_served(self) -> None:
         """Until it serves the model and its log shows what the recipe expects."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self._start.timeout_s
         while not is_healthy(self._door):
             self._read_lines()
             self._require_running()
@@ -188,7 +187,7 @@ class _Wait:
             # last: a reason is better than a time that is over
             if time.monotonic() > deadline:
                 raise errors.StartFailed(
-                    f"{self._name}: did not answer within {log.seconds(self._timeout_s)}",
+                    f"{self._name}: did not answer within {log.seconds(self._start.timeout_s)}",
                     "--timeout gives it more time; the last lines of its log are above.",
                 )
             time.sleep(_POLL_S)
@@ -217,7 +216,7 @@ class _Wait:
         # an engine may print a whole config in a line, which patterns would search for seconds
         short = line[: log_reader.LONGEST]
         self._missing = [each for each in self._missing if not re.search(each.pattern, short)]
-        for wanted in self._never:
+        for wanted in self._start.expect.never:
             if re.search(wanted.pattern, short):
                 raise errors.BackendDiffers(
                     f"{self._name}: the log must not have {wanted.pattern!r} ({wanted.why}),"
@@ -246,7 +245,7 @@ class _Wait:
                 self._shown, self._shown_at = progress, now
 
     def _require_running(self) -> None:
-        for rank, (engine, identity) in enumerate(self._workers, 1):
+        for rank, (engine, identity) in enumerate(self._start.workers, 1):
             worker = engine.container(identity)
             if worker is None or not worker.running:
                 how = f"ended ({worker.exit_code})" if worker else "is gone"
@@ -261,9 +260,8 @@ class _Wait:
             self._see(line)
         if facts is None:
             raise errors.StartFailed(f"{self._name}: somebody removed its container")
-        how = f"ended ({facts.exit_code})"
-        if facts.out_of_memory:
-            how = "was killed: its memory ended"
+        is_short = facts.out_of_memory
+        how = "was killed: its memory ended" if is_short else f"ended ({facts.exit_code})"
         last = self._reader.last[-1].strip()[:300] if self._reader.last else "it printed nothing"
         raise errors.StartFailed(f"{self._name}: the engine {how}: {last}")
 

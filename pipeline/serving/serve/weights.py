@@ -6,13 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ConfigDict
-
 from pipeline.artifacts.store.store import Store
 from pipeline.core import foreign_json, log
 from pipeline.core.errors import HostUnreached, RecipeInvalid, WeightsDamaged, WeightsUnknown
 from pipeline.core.known import Known, unknown
-from pipeline.core.model import Frozen, sha256_of
+from pipeline.core.model import ForeignModel, sha256_of
 from pipeline.hosts.fleet.remote import CommandResult, one_line
 from pipeline.hosts.fleet.tunnel import Tunnel
 from pipeline.serving.recipe import tiny
@@ -105,11 +103,7 @@ def find_weights(recipe: Recipe, folder: Path, known: Collection[WeightsLock]) -
     return WeightsFolder(found, file, place.lock.seal, place)
 
 
-class _Reported(Frozen):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class HostFolder(_Reported):
+class HostFolder(ForeignModel):
     """What `folder_probe` says of a folder."""
 
     folder: str | None
@@ -118,7 +112,7 @@ class HostFolder(_Reported):
     config: str | None = None
 
 
-class _Set(_Reported):
+class _Set(ForeignModel):
     name: str
     lock: str
     files: int
@@ -127,7 +121,7 @@ class _Set(_Reported):
     vouched_by: str = ""
 
 
-class _Verified(_Reported):
+class _Verified(ForeignModel):
     sets: list[_Set]
 
 
@@ -215,7 +209,7 @@ def _error(done: CommandResult) -> str:
         error = foreign_json.read_json(done.message.encode(), most_bytes=_MOST_BYTES)
     except foreign_json.JsonInvalid:
         return done.message
-    message = error.get("message") if isinstance(error, dict) else None
+    message = foreign_json.value_at(error, "message")
     return message if isinstance(message, str) else done.message
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.core.foreign_json import value_at
 from pipeline.serving.smoke.chat import ToolCall
 from pipeline.serving.smoke.client import ChatClient, Unsound, error_in
 
@@ -29,6 +30,10 @@ class AgentAnswer:
     is_stream: bool
 
 
+def _call(part: dict[str, Any], named: str, arguments: str) -> ToolCall:
+    return ToolCall(str(part.get(named) or ""), str(part.get("name")), arguments)
+
+
 async def ask_messages(
     client: ChatClient, body: Mapping[str, Any], path: str = MESSAGES
 ) -> AgentAnswer:
@@ -41,7 +46,7 @@ async def ask_messages(
         value = _joined_message([v for _, v in events if isinstance(v, dict)])
     else:
         _, value = await client.post(path, body, optional=True)
-    blocks = value.get("content") if isinstance(value, dict) else None
+    blocks = value_at(value, "content")
     if not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
         raise Unsound("/v1/messages: the content is no list of blocks")
     if value.get("stop_reason") not in _STOPS:
@@ -56,10 +61,7 @@ async def ask_messages(
         raise Unsound(f"/v1/messages: a tool call, and stop_reason is {value['stop_reason']!r}")
     return AgentAnswer(
         text="".join(str(b.get("text", "")) for b in blocks if b.get("type") == "text"),
-        calls=tuple(
-            ToolCall(str(c.get("id") or ""), str(c.get("name")), json.dumps(c.get("input")))
-            for c in calls
-        ),
+        calls=tuple(_call(c, "id", json.dumps(c.get("input"))) for c in calls),
         model=str(value.get("model") or ""),
         prompt_tokens=sum(counts.values()),
         cached_tokens=counts.get("cache_read_input_tokens"),
@@ -151,7 +153,7 @@ async def ask_responses(client: ChatClient, body: Mapping[str, Any]) -> AgentAns
         value = values[-1].get("response")
     else:
         _, value = await client.post(RESPONSES_PATH, body, optional=True)
-    items = value.get("output") if isinstance(value, dict) else None
+    items = value_at(value, "output")
     if not isinstance(items, list) or not all(isinstance(i, dict) for i in items):
         raise Unsound("/v1/responses: the output is no list of items")
     if value.get("status") not in ("completed", "incomplete"):
@@ -176,14 +178,10 @@ async def ask_responses(client: ChatClient, body: Mapping[str, Any]) -> AgentAns
     counts = [n for n in given if isinstance(n, int) and n > 0]
     if len(counts) < len(given) or sum(counts[:2]) != counts[2]:
         raise Unsound(f"/v1/responses: usage does not add up: {usage}")
-    details = usage.get("input_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    cached = value_at(usage, "input_tokens_details", "cached_tokens")
     return AgentAnswer(
         text=text,
-        calls=tuple(
-            ToolCall(str(c.get("call_id") or ""), str(c.get("name")), str(c.get("arguments")))
-            for c in calls
-        ),
+        calls=tuple(_call(c, "call_id", str(c.get("arguments"))) for c in calls),
         model=str(value.get("model") or ""),
         prompt_tokens=counts[0],
         cached_tokens=cached if isinstance(cached, int) else None,

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from pipeline.core.model import ForeignModel
 from pipeline.serving.smoke.client import ChatClient, Unsound, error_in
 from pipeline.serving.smoke.model import Exchange
 
@@ -16,24 +17,18 @@ CHAT = "/v1/chat/completions"
 _MOST_CERTAIN = 2.0  # probabilities together: beyond what rounding makes of 1
 
 
-class _Foreign(BaseModel):
-    """Part of a server's answer; engines add fields of their own."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class _Function(_Foreign):
+class _Function(ForeignModel):
     name: str | None = None
     arguments: str | None = None
 
 
-class _Call(_Foreign):
+class _Call(ForeignModel):
     index: int | None = None  # SGLang writes null in whole answers
     id: str | None = None
     function: _Function = _Function()
 
 
-class _Message(_Foreign):
+class _Message(ForeignModel):
     """A whole message, or what a chunk adds to one."""
 
     role: str | None = None
@@ -43,21 +38,33 @@ class _Message(_Foreign):
     reasoning_content: str | None = None
     tool_calls: list[_Call] | None = None
 
+    @property
+    def thought(self) -> str:
+        return self.reasoning_content or self.reasoning or ""
 
-class _Top(_Foreign):
+
+class _Top(ForeignModel):
     token: str
     logprob: float
 
 
-class _Token(_Top):
+class GivenToken(_Top):
+    """A token as servers write it in chats."""
+
     top_logprobs: list[_Top] = []
 
+    @property
+    def token_value(self) -> Token:
+        """As checks compare it."""
+        top = tuple((other.token, other.logprob) for other in self.top_logprobs)
+        return Token(self.token, self.logprob, top)
 
-class _Logprobs(_Foreign):
-    content: list[_Token] | None = None
+
+class _Logprobs(ForeignModel):
+    content: list[GivenToken] | None = None
 
 
-class _Choice(_Foreign):
+class _Choice(ForeignModel):
     index: int | None = None
     message: _Message | None = None
     delta: _Message | None = None
@@ -65,11 +72,11 @@ class _Choice(_Foreign):
     finish_reason: str | None = None
 
 
-class _PromptDetails(_Foreign):
+class _PromptDetails(ForeignModel):
     cached_tokens: int | None = None
 
 
-class Usage(_Foreign):
+class Usage(ForeignModel):
     """The server's own count of tokens."""
 
     prompt_tokens: int
@@ -83,7 +90,7 @@ class Usage(_Foreign):
         return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
 
-class _Completion(_Foreign):
+class _Completion(ForeignModel):
     id: str | int | None = None
     model: str = ""
     choices: list[_Choice] = Field(default=[])
@@ -168,24 +175,19 @@ async def ask_choices(
     client: ChatClient, model: str, prompt: str, number: int, **options: Any
 ) -> dict[int, str]:
     """So many answers to one prompt in one request, by their index, whole or in a stream."""
-    messages = [{"role": "user", "content": prompt}]
+    messages, is_stream = [{"role": "user", "content": prompt}], options.get("stream")
     body = {"model": model, "messages": messages, "n": number, **options}
     texts: dict[int, str] = {}
-    if options.get("stream"):
-        _, events = await client.stream(CHAT, body)
-        for _, value in events:
-            for choice in _completion(value).choices:
-                part = choice.delta or _Message()
-                text = (part.reasoning_content or part.reasoning or "") + (part.content or "")
-                texts[choice.index or 0] = texts.get(choice.index or 0, "") + text
-        return texts
-    _, value = await client.post(CHAT, body)
-    for choice in _completion(value).choices:
-        part = choice.message or _Message()
-        if (choice.index or 0) in texts:
+    if is_stream:
+        values = [value for _, value in (await client.stream(CHAT, body))[1]]
+    else:
+        values = [(await client.post(CHAT, body))[1]]
+    for choice in (choice for value in values for choice in _completion(value).choices):
+        part = (choice.delta if is_stream else choice.message) or _Message()
+        if not is_stream and (choice.index or 0) in texts:
             raise Unsound(f"two choices have the index {choice.index}")
-        text = (part.reasoning_content or part.reasoning or "") + (part.content or "")
-        texts[choice.index or 0] = text
+        said = texts.get(choice.index or 0, "")
+        texts[choice.index or 0] = said + part.thought + (part.content or "")
     return texts
 
 
@@ -213,10 +215,10 @@ def _joined(
     first: float | None = None
     for at, choice in ((at, choice) for at, chunk in chunks for choice in chunk.choices[:1]):
         part = (choice.delta if is_stream else choice.message) or _Message()
-        if finish and (part.content or part.reasoning_content or part.reasoning or part.tool_calls):
+        if finish and (part.content or part.thought or part.tool_calls):
             raise Unsound(f"a stream goes on after its finish_reason {finish!r}")
         content.append(part.content)
-        reasoning.append(part.reasoning_content or part.reasoning or "")
+        reasoning.append(part.thought)
         for number, call in enumerate(part.tool_calls or []):
             if is_stream and call.index is not None:
                 number = call.index
@@ -228,9 +230,7 @@ def _joined(
         if first is None and (content[-1] or reasoning[-1] or calls):
             first = at
         given = (choice.logprobs.content if choice.logprobs else None) or []
-        for token in given:
-            top = tuple((other.token, other.logprob) for other in token.top_logprobs)
-            tokens.append(Token(token.token, token.logprob, top))
+        tokens += [token.token_value for token in given]
         finish = choice.finish_reason or finish
     usages = [chunk.usage for _, chunk in chunks if chunk.usage]
     is_null = not is_stream and content == [None]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from pipeline.core.foreign_json import JsonInvalid, read_json
+from pipeline.core.foreign_json import JsonInvalid, read_json, value_at
 from pipeline.core.log import redacted
 from pipeline.core.model import sha256_of
 from pipeline.core.net.timing import retry_after_s
@@ -117,7 +117,7 @@ class ChatClient:
         whole = events[:-1] if is_done else events
         values = [(at, self._json(each)) for at, each, _ in whole]
         for (_, value), (_, _, name) in zip(values, whole, strict=True):
-            kind = value.get("type") if isinstance(value, dict) else None
+            kind = value_at(value, "type")
             if has_names and kind != name and not _error_words(raw):
                 # Claude Code then asks for the same answer again, without a stream
                 raise Unsound(f"{path}: the event {kind!r} has the name {name!r} (`event:`)")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline import __version__
@@ -50,7 +49,7 @@ async def run_ladder(
     say: Callable[[str], None] = log.say,
 ) -> SmokeResult:
     """Every rung until one fails; the result leaves out those after it."""
-    started, begin = stamp(datetime.now(UTC)), time.monotonic()
+    started, begin = stamp(), time.monotonic()
     results: list[RungResult] = []
     last_good: str | None = None
     for rung in rungs:

@@ -26,6 +26,7 @@ from pipeline.serving.smoke.compare import (
     TextDifference,
     compare_answers,
     corruption,
+    parting,
     reference,
     tally,
     written_text,
@@ -37,6 +38,7 @@ from pipeline.serving.smoke.tasks import SmokeQuestion, countings, sums, word_pr
 _THINKING = ("enable_thinking", "thinking")
 
 _MOST_BYTES = 64 << 20  # of a baseline
+_TRIES = 3
 
 # A question of a user, or whole messages.
 Prompt: TypeAlias = str | Sequence[Mapping[str, Any]]
@@ -236,6 +238,18 @@ def answers_of(results: Sequence[ChatAnswer | Unsound]) -> list[ChatAnswer]:
     if failed:
         raise Unsound(f"{len(failed)} of {len(results)} requests failed: {failed[0]}")
     return [r for r in results if isinstance(r, ChatAnswer)]
+
+
+async def require_alike(ask: Callable[[bool], Awaitable[str]], where: str) -> None:
+    """One text whole and as a stream; asked again where they differ, as a tie may part them."""
+    texts: dict[bool, set[str]] = {False: set(), True: set()}
+    for number in range(2 * _TRIES):
+        is_stream = number % 2 == 1
+        texts[is_stream].add(await ask(is_stream))
+        if texts[False] & texts[True]:
+            return
+    parted = parting(min(texts[False]), min(texts[True]), ("whole", "in a stream"))
+    raise Unsound(f"{where}: {parted}")
 
 
 @contextmanager

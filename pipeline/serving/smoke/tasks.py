@@ -5,7 +5,11 @@ from __future__ import annotations
 import random
 import re
 from itertools import permutations
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from pipeline.core.model import Frozen
+from pipeline.core.yaml_file import read_yaml
 
 
 class SmokeQuestion(NamedTuple):
@@ -26,6 +30,54 @@ class SmokeQuestion(NamedTuple):
     def is_held(self, text: str) -> bool:
         """Whether the wanted numbers are in a text, one after the other, however separated."""
         return self.want in ", ".join(re.findall(r"\d+", text))
+
+
+class Language(Frozen):
+    """How a language counts to five, and the scripts it is written in."""
+
+    name: str
+    words: tuple[str, ...]
+    scripts: tuple[str, ...]
+
+    @property
+    def prompt(self) -> str:
+        """Asks for the words."""
+        return (
+            f"Write the numbers from 1 to 5 as words in {self.name}, separated by commas."
+            " Write nothing else."
+        )
+
+
+class _Tool(Frozen):
+    name: str
+    description: str
+    properties: dict[str, Any]
+
+
+class Scenario(Frozen):
+    """A request, and the one call that it must lead to."""
+
+    prompt: str
+    tool: str
+    arguments: dict[str, Any]
+
+
+class _Words(Frozen):
+    """`tasks.yaml`: what questions are made of."""
+
+    languages: tuple[Language, ...]
+    people: tuple[str, ...]
+    things: tuple[str, ...]
+    names: tuple[str, ...]
+    spoken: tuple[str, ...]
+    towns: tuple[str, ...]
+    filler: tuple[str, ...]
+    tools: tuple[_Tool, ...]
+    scenarios: tuple[Scenario, ...]
+
+
+_WORDS = read_yaml(Path(__file__).with_name("tasks.yaml"), _Words)
+LANGUAGES = _WORDS.languages
 
 
 def sums(count: int, seed: int = 1) -> list[SmokeQuestion]:
@@ -52,10 +104,6 @@ def _sum(expression: str, want: int) -> SmokeQuestion:
     return SmokeQuestion(f"What is {expression}? Answer with the number only.", str(want))
 
 
-_PEOPLE = ("Mia", "Noah", "Ida", "Omar", "Lena", "Yuki")
-_THINGS = ("pens", "apples", "stamps", "coins", "cards", "shells")
-
-
 def word_problems(count: int, seed: int = 2) -> list[SmokeQuestion]:
     """School problems of three steps, as GSM8K has them: kernels that are a little wrong show here.
 
@@ -64,7 +112,7 @@ def word_problems(count: int, seed: int = 2) -> list[SmokeQuestion]:
     dice = random.Random(seed)  # noqa: S311
     questions = []
     for number in range(count):
-        who, what = _PEOPLE[number % 6], _THINGS[number * 5 % 6]
+        who, what = _WORDS.people[number % 6], _WORDS.things[number * 5 % 6]
         boxes, each = dice.randint(3, 9), dice.randint(4, 12)
         gives, gets = dice.randint(2, 11), dice.randint(3, 20)
         prompt = (
@@ -112,31 +160,6 @@ CONVERSATIONS = (
 )
 
 
-class Language(NamedTuple):
-    """How a language counts to five, and the scripts it is written in."""
-
-    name: str
-    words: tuple[str, ...]
-    scripts: tuple[str, ...]
-
-    @property
-    def prompt(self) -> str:
-        """Asks for the words."""
-        return (
-            f"Write the numbers from 1 to 5 as words in {self.name}, separated by commas."
-            " Write nothing else."
-        )
-
-
-LANGUAGES = (
-    Language("English", ("one", "two", "three", "four", "five"), ("LATIN",)),
-    Language("German", ("eins", "zwei", "drei", "vier", "fünf"), ("LATIN",)),
-    Language("Russian", ("один", "два", "три", "четыре", "пять"), ("CYRILLIC",)),
-    Language("Greek", ("ένα", "δύο", "τρία", "τέσσερα", "πέντε"), ("GREEK",)),
-    Language("Chinese", ("一", "二", "三", "四", "五"), ("CJK",)),
-)
-
-
 # Functions that take a line or two: what each returns, and calls with their results.
 CODE_TASKS = {
     "sum_squares": (
@@ -169,8 +192,6 @@ PERSON_SCHEMA = _object(
     city={"type": "string", "enum": ["Bergen", "Oslo", "Tromsø"]},
     languages={"type": "array", "items": _STRING},
 )
-_NAMES = ("Anna", "Jonas", "Selma", "Viktor", "Ingrid", "Oskar")
-_SPOKEN = ("Norwegian", "English", "Finnish", "German", "Polish", "Spanish", "Greek")
 
 
 class Person(NamedTuple):
@@ -190,8 +211,8 @@ def people(count: int) -> list[Person]:
     cities = PERSON_SCHEMA["properties"]["city"]["enum"]
     found = []
     for number in range(count):
-        name, city = _NAMES[number % 6], cities[2 - number % 3]
-        age, spoken = 34 + 5 * number % 41, [_SPOKEN[(number + k) % 7] for k in range(3)]
+        name, city = _WORDS.names[number % 6], cities[2 - number % 3]
+        age, spoken = 34 + 5 * number % 41, [_WORDS.spoken[(number + k) % 7] for k in range(3)]
         listed = f"{spoken[0]}, {spoken[1]} and {spoken[2]}"
         text = f"{name} is {age} years old, lives in {city} and speaks {listed}."
         facts = {"name": name, "age": age, "city": city, "languages": spoken}
@@ -199,92 +220,17 @@ def people(count: int) -> list[Person]:
     return found
 
 
-class Scenario(NamedTuple):
-    """A request, and the one call that it must lead to."""
-
-    prompt: str
-    tool: str
-    arguments: dict[str, Any]
-
-
-def _tool(name: str, description: str, **properties: Any) -> dict[str, Any]:
-    function = {"name": name, "description": description, "parameters": _object(**properties)}
-    return {"type": "function", "function": function}
-
-
-_CITY = {"type": "string", "description": "The name of the city alone, without a country."}
-_ROOMS = {"type": "string", "enum": ["kitchen", "bedroom", "garden"]}
-_LAMP = "Set the lamp of a room to a brightness from 0 to 100."
-_GUEST = _object(name=_STRING, people=_INTEGER)
-TOOLS = [
-    _tool("get_weather", "The weather in a city now.", city=_CITY),
-    _tool("set_lamp", _LAMP, room=_ROOMS, brightness=_INTEGER),
-    _tool("send_note", "Send a note with exactly this text.", text=_STRING),
-    _tool("list_files", "List the files of the current folder."),
-    _tool("book_table", "Book a restaurant table for a guest.", guest=_GUEST),
+# As chats, /v1/responses and /v1/messages have them, each in its own envelope.
+FUNCTIONS: list[dict[str, Any]] = [
+    {"name": t.name, "description": t.description, "parameters": _object(**t.properties)}
+    for t in _WORDS.tools
 ]
-_LAMP_PROMPT = "Set the lamp in the kitchen to brightness 40."
-_NOTE = "Grüße aus Köln, 東京 🎉!"
-_TABLE_PROMPT = "Book a table for the guest Anna with 4 people."
-SCENARIOS = [
-    Scenario("What is the weather in Oslo right now?", "get_weather", {"city": "Oslo"}),
-    Scenario(_LAMP_PROMPT, "set_lamp", {"room": "kitchen", "brightness": 40}),
-    Scenario(f'Send the note "{_NOTE}" please.', "send_note", {"text": _NOTE}),
-    Scenario("List the files of the current folder.", "list_files", {}),
-    Scenario(_TABLE_PROMPT, "book_table", {"guest": {"name": "Anna", "people": 4}}),
-]
+TOOLS = [{"type": "function", "function": function} for function in FUNCTIONS]
+SCENARIOS = _WORDS.scenarios
 CITIES = ("Oslo", "Rome", "Tokyo")
 PARALLEL = (
     f"What is the weather right now in {CITIES[0]}, in {CITIES[1]} and in {CITIES[2]}?"
     " Call the tool once for each city, all of them now."
-)
-
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-}
-
-
-def violation(value: Any, schema: dict[str, Any], path: str = "the value") -> str:
-    """Where a value is not what its schema says; empty where it is.
-
-    Knows only those words of JSON schema that the schemas of this module use.
-    """
-    kinds = _TYPES[schema["type"]]
-    # 40.0 is an integer of JSON schema: json-schema.org/draft/2020-12/json-schema-core#4.2.2
-    if isinstance(value, float) and schema["type"] == "integer" and value.is_integer():
-        return ""
-    # True is an int for Python, not for JSON
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        return f"{path} is {type(value).__name__}, not {schema['type']}"
-    if "enum" in schema and value not in schema["enum"]:
-        return f"{path} is {value!r}, not one of {schema['enum']}"
-    parts: list[tuple[Any, dict[str, Any], str]] = []
-    if isinstance(value, list):
-        parts = [(v, schema["items"], f"{path}[{i}]") for i, v in enumerate(value)]
-    elif isinstance(value, dict):
-        properties = schema.get("properties", {})
-        if missing := [k for k in schema.get("required", []) if k not in value]:
-            return f"{path} has no {missing[0]!r}"
-        if unknown := [k for k in value if k not in properties]:
-            return f"{path} has {unknown[0]!r}, which the schema does not know"
-        parts = [(v, properties[k], f"{path}.{k}") for k, v in value.items()]
-    return next((why for part in parts if (why := violation(*part))), "")
-
-
-_TOWNS = ("Lisbon", "Turin", "Bergen", "Seville", "Krakow", "Ghent", "Malmo", "Porto")
-_FILLER = (
-    "The river was quiet in the morning and the boats lay still.",
-    "A baker carried warm bread across the square.",
-    "Nobody in the street had heard the news yet.",
-    "The old clock above the station was late again.",
-    "Two children counted the pigeons on the roof.",
-    "In the garden behind the school the pears were ripe.",
 )
 
 
@@ -300,11 +246,11 @@ def haystack(sentences: int, depths: list[float], seed: int) -> Haystack:
     dice = random.Random(seed)  # noqa: S311
     # numbers of one width, so that every line has about as many tokens as those that were counted
     head = f"Report {seed:06d}, part"
-    lines = [f"{head} {i:06d}: {dice.choice(_FILLER)}" for i in range(max(1, sentences))]
+    lines = [f"{head} {i:06d}: {dice.choice(_WORDS.filler)}" for i in range(max(1, sentences))]
     needles = []
     # from the back, so that earlier places stay where they are
     for number, depth in sorted(enumerate(depths), key=lambda pair: -pair[1]):
-        town = _TOWNS[(number + seed) % len(_TOWNS)]
+        town = _WORDS.towns[(number + seed) % len(_WORDS.towns)]
         secret = dice.randint(1000, 9999)
         lines.insert(round(depth * len(lines)), _NEEDLE.format(town, secret))
         needles.append(SmokeQuestion(_NEEDLE_QUESTION.format(town), str(secret)))
@@ -354,7 +300,7 @@ def agent_turns(sentences: int) -> list[tuple[str, SmokeQuestion]]:
     turns = []
     for number, about in enumerate((0, 0, 1, 3, 2, 0)):
         filler = haystack(1 if number == 3 else sentences, [], seed=70 + number).text
-        text = f"{filler}\n{_NEEDLE.format(_TOWNS[number], secrets[number])}"
-        question = SmokeQuestion(_NEEDLE_QUESTION.format(_TOWNS[about]), secrets[about])
+        text = f"{filler}\n{_NEEDLE.format(_WORDS.towns[number], secrets[number])}"
+        question = SmokeQuestion(_NEEDLE_QUESTION.format(_WORDS.towns[about]), secrets[about])
         turns.append((f"{text} Tell it to everybody who asks.", question))
     return turns

@@ -122,12 +122,10 @@ class TrialWorker:
         if self._process is None or self._process.poll() is not None:
             self._process = proc.talk(self.command, env=self.env, errors=self.errors)
         process, self._asked = self._process, self._asked + 1
-        assert process.stdin is not None
         assert process.stdout is not None
         line = json.dumps({"id": self._asked, "limit_s": limit_s, **request})
         with suppress(BrokenPipeError):
-            process.stdin.write(line.encode() + b"\n")
-            process.stdin.flush()
+            proc.send_line(process, line.encode())
         found, deadline = b"", time.monotonic() + limit_s + _START_LIMIT_S
         # until it ends, the time is up, or a line has no end
         while len(found) < _MOST_ANSWER_BYTES:

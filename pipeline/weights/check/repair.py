@@ -23,11 +23,11 @@ from pathlib import Path
 
 from pipeline.core import log
 from pipeline.core.errors import Interrupted, PipelineError
-from pipeline.core.files import free_bytes, locked
+from pipeline.core.files import free_bytes, locked, on_all_cores
 from pipeline.core.model import Frozen
 from pipeline.core.net.http import NetClient
 from pipeline.weights.check.verify import Checked, WeightsVerifyOptions, verify_files
-from pipeline.weights.disk.hashing import BLOCK_BYTES, hash_file, hash_on_all_cores, mark_of
+from pipeline.weights.disk.hashing import BLOCK_BYTES, hash_file, mark_of
 from pipeline.weights.disk.install import clear_name, make_way, repair_link, set_aside
 from pipeline.weights.disk.receipt import read_receipt
 from pipeline.weights.disk.survey import plain_size, right_size, shown_name, some, walk_folder
@@ -114,7 +114,7 @@ def repair_damage(
         todo = list({place.file(pin): pin for pin in part}.values())
         with log.progress("repaired", sum(pin.size_bytes for pin in todo)) as bar:
             patch = partial(_patch, place, marks, supply, bar.advance)
-            patched = hash_on_all_cores(patch, todo, supply.client.hang_up, _JOBS)
+            patched = on_all_cores(patch, todo, supply.client.hang_up, _JOBS)
         done += [repaired for repaired in patched if repaired]
         rebuilt = {place.file(p) for p in pins if p.path in {r.path for r in done}}
         whole = [pin for pin in pins if place.file(pin) not in rebuilt]
@@ -218,7 +218,7 @@ def find_copies(
         with suppress(OSError):
             by_digest[hash_file(item[0], item[1].new_hash(), stop=stop).digest] = item[0]
 
-    hash_on_all_cores(check, [(path, pin) for (path, _), pin in candidates.items()], stop.set)
+    on_all_cores(check, [(path, pin) for (path, _), pin in candidates.items()], stop.set)
     return {digest: path for digest, path in by_digest.items() if digest in wanted}
 
 

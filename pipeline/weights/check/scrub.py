@@ -11,7 +11,7 @@ import ctypes
 import math
 import os
 import platform
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -96,7 +96,20 @@ def read_slice(
         most = nightly * CATCH_UP_NIGHTS
         passed_s = DAY_S if state.last_run_s is None else max(0, now_s - state.last_run_s)
         credit = min(state.credit_bytes + math.ceil(nightly * passed_s / DAY_S), most)
-        chosen = _tonight(present, histories, pace, credit, most, now_s)
+        # tonight's: those read longest ago, never-read ones first; none is begun past the limit
+        limit = pace.budget_bytes if pace.budget_bytes is not None else math.inf
+        chosen, spent = list[Present](), 0
+        for item in sorted(present, key=lambda p: (histories[p.pin.path].read_s or 0, p.pin.path)):
+            history = histories[item.pin.path]
+            # a known bad file would cost its share of every night until it is repaired
+            if history.bad_as == item.identity:
+                continue
+            is_due = now_s - (history.read_s or history.seen_s) >= pace.every_days * DAY_S
+            # overdue files may use the catch-up limit: a pause does not postpone them further
+            if spent >= min(limit, most if is_due else credit):
+                break
+            chosen.append(item)
+            spent += item.pin.size_bytes
         names = frozenset(item.pin.path for item in chosen)
         # one file at a time: a scrub runs beside an engine, and has all night
         request = WeightsVerifyOptions(paths=names, full=True, direct=True, jobs=1)
@@ -108,7 +121,6 @@ def read_slice(
             else:
                 update = {"bad": None, "bad_as": None, "read_s": now_s}
             histories[item.pin.path] = histories[item.pin.path].model_copy(update=update)
-        spent = sum(item.pin.size_bytes for item in chosen)
         done = ScrubState(last_run_s=now_s, credit_bytes=credit - spent, files=histories)
         write_bytes(place.state / "scrub.json", canonical_json(done.model_dump()) + b"\n")
     ages = {path: now_s - (h.read_s or h.seen_s) for path, h in histories.items()}
@@ -123,31 +135,6 @@ def read_slice(
         oldest_days=round(max(ages.values()) / DAY_S, 1),
         findings=[findings[key] for key in sorted(findings)],
     )
-
-
-def _tonight(
-    present: list[Present],
-    histories: Mapping[str, FileHistory],
-    pace: ScrubPace,
-    credit: int,
-    most: int,
-    now_s: int,
-) -> list[Present]:
-    """Those read longest ago, never-read ones first; none is begun past the night's limit."""
-    limit = pace.budget_bytes if pace.budget_bytes is not None else math.inf
-    # a known bad file would cost its share of every night until it is repaired
-    fresh = [p for p in present if histories[p.pin.path].bad_as != p.identity]
-    chosen: list[Present] = []
-    spent = 0
-    for item in sorted(fresh, key=lambda p: (histories[p.pin.path].read_s or 0, p.pin.path)):
-        history = histories[item.pin.path]
-        is_due = now_s - (history.read_s or history.seen_s) >= pace.every_days * DAY_S
-        # overdue files may use the catch-up limit, so that a pause does not postpone them further
-        if spent >= min(limit, most if is_due else credit):
-            break
-        chosen.append(item)
-        spent += item.pin.size_bytes
-    return chosen
 
 
 def lower_priority() -> None:

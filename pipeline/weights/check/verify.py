@@ -12,10 +12,11 @@ from typing import Literal
 
 from pipeline.core import log
 from pipeline.core.errors import LocksDisagree, LockStale
+from pipeline.core.files import cores, on_all_cores
 from pipeline.core.model import Frozen
 from pipeline.images.spec.checkout import Checkout
 from pipeline.weights.disk import hashing, receipt
-from pipeline.weights.disk.hashing import FileReading, hash_file, hash_on_all_cores, hashing_cores
+from pipeline.weights.disk.hashing import FileReading, hash_file
 from pipeline.weights.disk.survey import FileFinding, Kind, Present, extras, some, survey
 from pipeline.weights.model import (
     FilePin,
@@ -37,7 +38,7 @@ class WeightsVerifyOptions:
     paths: frozenset[str] | None = None  # exactly these, if given
     full: bool = False  # use no receipt
     direct: bool = False  # read from the disk, not from the page cache
-    jobs: int = field(default_factory=hashing_cores)
+    jobs: int = field(default_factory=cores)
 
     def chosen(self, lock: WeightsLock) -> list[FilePin]:
         """The files to look at."""
@@ -137,7 +138,7 @@ class _FileReader:
         order = sorted(blobs.values(), key=lambda items: -items[0].pin.size_bytes)
         with log.progress("verified", sum(items[0].pin.size_bytes for items in order)) as bar:
             judge = partial(self._judge, bar.advance)
-            hash_on_all_cores(judge, order, self._stop.set, self._request.jobs)
+            on_all_cores(judge, order, self._stop.set, self._request.jobs)
 
     def _judge(self, advance: hashing.Advance, items: list[Present]) -> None:
         path, pin, stop = items[0].path, items[0].pin, self._stop

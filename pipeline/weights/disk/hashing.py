@@ -13,11 +13,10 @@ import os
 import stat
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from pipeline.core.errors import Interrupted
 from pipeline.core.files import folder_below
@@ -30,8 +29,6 @@ _READ_BYTES = 1 << 20  # enough for the disk, and still in the core's own cache 
 _WINDOW_BYTES = 16 << 20  # the step for giving back page cache and for the progress bar
 
 Advance = Callable[[int], None]
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 # Never through a link; and opening a pipe would otherwise wait for its other end.
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -192,29 +189,6 @@ class MarkedHash:
 def mark_of(hasher: hashlib._Hash) -> str:
     """The hash of all bytes so far, cut short: enough to tell blocks apart, no proof."""
     return hasher.hexdigest()[:MARK_CHARS]
-
-
-def hashing_cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) or 1
-
-
-def hash_on_all_cores(
-    work: Callable[[Item], Result], items: list[Item], halt: Callable[[], None], jobs: int = 0
-) -> list[Result]:
-    """Do the work in threads, in order of the list; Ctrl-C and errors halt all of them.
-
-    hashlib and the kernel let go of the interpreter's lock, so threads fill all cores.
-    """
-    pool = ThreadPoolExecutor(max(1, min(jobs or hashing_cores(), len(items))))
-    try:
-        return list(pool.map(work, items))
-    except BaseException:
-        halt()
-        raise
-    finally:
-        # waits for what runs: no thread may read on after the caller has closed its files
-        pool.shutdown(cancel_futures=True)
 
 
 class FileUnfit(Exception):

@@ -24,7 +24,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from pipeline.core import log
 from pipeline.core.errors import DiskFull, StoreUnwritable, WeightsUnknown
-from pipeline.core.files import change_file, os_errors_explained, read_plain
+from pipeline.core.files import change_file, on_all_cores, os_errors_explained, read_plain
 from pipeline.core.model import FILE_VERSION, Digest, Frozen, canonical_json, sha256_of
 from pipeline.core.sealed import Sealed
 from pipeline.weights.disk.hashing import (
@@ -34,7 +34,6 @@ from pipeline.weights.disk.hashing import (
     FileReading,
     Identity,
     hash_file,
-    hash_on_all_cores,
 )
 from pipeline.weights.disk.survey import FileFinding, extras, plain_size, right_size, survey
 from pipeline.weights.model import FilePin, WeightsLock, sealed_weights_lock, weights_spec
@@ -270,7 +269,7 @@ def files_here(
         total = sum(like.size_bytes for _, like in unread)
         title = f"Checking {log.count(len(unread), 'file')} already here, {log.size(total)}"
         with log.step(title), log.progress("check", total) as bar, ReceiptWriter(place) as writer:
-            hash_on_all_cores(check, unread, stop.set)
+            on_all_cores(check, unread, stop.set)
     right |= {pin.path for pin, _ in unread if digests.get(pin.path) == pin.want}
     wrong = {digests[p.path]: p for p, _ in unread if p.path in digests and p.path not in right}
     return right, wrong
@@ -307,7 +306,7 @@ def lock_folder(folder: Path) -> WeightsLock:
         total, order = sum(sizes.values()), sorted(paths, key=lambda path: -sizes[path])
         what = f"Hashing {log.count(len(paths), 'file')}, {log.size(total)}"
         with log.step(what), log.progress("hashed", total) as bar:
-            read = hash_on_all_cores(
+            read = on_all_cores(
                 lambda path: hash_file(
                     folder / path, hashlib.sha256(), advance=bar.advance, stop=stop
                 ),

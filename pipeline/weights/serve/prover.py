@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.core.errors import Interrupted
+from pipeline.core.files import cores
 from pipeline.weights.disk import hashing
 from pipeline.weights.disk.hashing import FileUnfit, FileUnreadable, Identity
 from pipeline.weights.model import FilePin
@@ -68,7 +69,7 @@ class Prover:
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._work, name=f"prove-{n}", daemon=True)
-            for n in range(min(_MOST_THREADS, hashing.hashing_cores()))
+            for n in range(min(_MOST_THREADS, cores()))
         ]
         receipts: dict[Path, Mapping[str, Identity]] = {}
         for held in self.files:

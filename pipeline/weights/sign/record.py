@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -59,7 +58,7 @@ def verification_from(
     return WeightsVerification(
         result="damaged" if why else "verified",
         how="receipt" if files_by_receipt else "full",
-        at=stamp(datetime.now(UTC)),
+        at=stamp(),
         files_read=files_read,
         files_by_receipt=files_by_receipt,
         why=list(why),

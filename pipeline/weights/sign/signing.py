@@ -20,9 +20,9 @@ from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 
 from pipeline.artifacts.attest import bundle
 from pipeline.core.errors import ModelSignatureInvalid, WeightsDamaged
-from pipeline.core.files import write_bytes
+from pipeline.core.files import on_all_cores, write_bytes
 from pipeline.core.foreign_json import JsonInvalid, read_json
-from pipeline.core.model import Hex, stays_below
+from pipeline.core.model import ForeignModel, Hex, stays_below
 from pipeline.weights.check.verify import WeightsVerifyOptions, verify_files
 from pipeline.weights.disk import hashing
 from pipeline.weights.disk.hashing import FileUnfit, FileUnreadable
@@ -43,30 +43,30 @@ Digests = dict[str, str | FileUnfit | FileUnreadable]  # or why a file has none
 _Path = Annotated[str, StringConstraints(min_length=1), AfterValidator(stays_below)]
 
 
-class _Subject(bundle.ForeignModel):
+class _Subject(ForeignModel):
     name: str
     digest: dict[Literal["sha256"], Hex]
 
 
-class _Resource(bundle.ForeignModel):
+class _Resource(ForeignModel):
     name: _Path
     algorithm: Literal["sha256"]
     digest: Hex
 
 
-class _Serialization(bundle.ForeignModel):
+class _Serialization(ForeignModel):
     method: Literal["files"]
     hash_type: Literal["sha256"]
     allow_symlinks: bool = False
     ignore_paths: list[_Path] = []
 
 
-class _Predicate(bundle.ForeignModel):
+class _Predicate(ForeignModel):
     serialization: _Serialization
     resources: list[_Resource] = Field(min_length=1)
 
 
-class _Statement(bundle.ForeignModel):
+class _Statement(ForeignModel):
     type: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
     subject: list[_Subject] = Field(min_length=1, max_length=1)
     predicateType: Literal["https://model_signing/signature/v1.0"]
@@ -108,7 +108,7 @@ def read_digests(work: Callable[[str, threading.Event], str], paths: list[str]) 
         except OSError as error:
             return FileUnreadable(f"could not be read now ({error.strerror})")
 
-    return dict(zip(paths, hashing.hash_on_all_cores(read, paths, stop.set), strict=True))
+    return dict(zip(paths, on_all_cores(read, paths, stop.set), strict=True))
 
 
 def is_below(path: str, folders: Iterable[str]) -> bool:

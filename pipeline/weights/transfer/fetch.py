@@ -195,10 +195,8 @@ def _transfer(
     title = f"Fetching {log.count(len(partials), 'file')}, {log.size(missing)}{more}"
     saved = receipt.ReceiptWriter(place)
     with log.step(title), log.progress("weights", missing) as bar, saved as writer:
-        if group is None:
-            WorkerPool(partials, Router(routes), client, options, bar, finish).run()
-        else:
-            PeerPool(partials, routes, client, options, bar, finish, group).run()
+        work = partials, Router(routes), client, options, bar, finish
+        (PeerPool(*work, group) if group else WorkerPool(*work)).run()
 
 
 def require_space(root: Path, missing_bytes: int) -> None:

@@ -177,13 +177,8 @@ def diff_weights_locks(old: WeightsLock | None, new: WeightsLock) -> list[LockCh
         was, now = before.get(path), after.get(path)
         if was != now:
             kind: Kind = "changed" if was and now else "added" if now else "removed"
-            change = LockChange(
-                kind=kind,
-                path=path,
-                before=was.want if was else None,
-                after=now.want if now else None,
-                before_bytes=was.size_bytes if was else None,
-                after_bytes=now.size_bytes if now else None,
-            )
-            changes.append(change)
+            old_pin = {"before": was.want, "before_bytes": was.size_bytes} if was else {}
+            new_pin = {"after": now.want, "after_bytes": now.size_bytes} if now else {}
+            change = {"kind": kind, "path": path, **old_pin, **new_pin}
+            changes.append(LockChange.model_validate(change))
     return changes

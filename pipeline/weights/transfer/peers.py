@@ -14,7 +14,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import quote
@@ -22,7 +22,6 @@ from urllib.parse import quote
 from pipeline.core import log
 from pipeline.core.errors import Interrupted
 from pipeline.core.foreign_json import read_json
-from pipeline.core.log import Bar
 from pipeline.core.net.client import MAY_PASS
 from pipeline.core.net.failures import NetError
 from pipeline.core.net.http import NetClient
@@ -33,17 +32,14 @@ from pipeline.weights.model import FilePin
 from pipeline.weights.place import LockedFolder
 from pipeline.weights.transfer.router import (
     AttemptFailed,
-    Attempts,
     ByteStream,
     NotAvailable,
-    Route,
-    Router,
     wrong_bytes,
 )
 from pipeline.weights.transfer.sources import HttpRoute
 from pipeline.weights.transfer.workers import (
     PIECE_BYTES,
-    Options,
+    Lane,
     PartialFile,
     Span,
     WorkerPool,
@@ -238,33 +234,28 @@ class PeerGroup:
             self._over.wait(ASK_S)
 
 
+@dataclass(eq=False)
 class PeerPool(WorkerPool):
     """Transfers blocks: from peers where they have them, from the origin what nobody has."""
 
-    def __init__(
-        self,
-        partial_files: Sequence[PartialFile],
-        origins: Sequence[Route],
-        client: NetClient,
-        options: Options,
-        bar: Bar,
-        install: Callable[[PartialFile], None],
-        group: PeerGroup,
-    ) -> None:
-        super().__init__(partial_files, Router(origins), client, options, bar, install)
-        self._group, self._origins = group, [r for r in origins if isinstance(r, HttpRoute)]
+    group: PeerGroup
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        group = self.group
+        self._origins = [route for route in self.router.routes if isinstance(route, HttpRoute)]
         self._taken: dict[tuple[str, int], Peer] = {}  # who is asked for which block
         self._n_origin = 0
         self._givers: dict[str, Peer | None] = {}  # of a block list; none is the origin
         self._unlisted: set[str] = set()  # files whose blocks nobody can name yet
         self._doubted: set[str] = set()  # files whose block list was false
         self._over = threading.Event()
-        for partial in partial_files:
+        for partial in self.partial_files:
             # a file of one block needs no list: its own hash is that of the block
             if partial.pin.size_bytes <= group.block_bytes:
                 partial.blocks = (partial.pin.want,)
         with group.guard:
-            group.partials = {partial.pin.want: partial for partial in partial_files}
+            group.partials = {partial.pin.want: partial for partial in self.partial_files}
 
     def run(self) -> None:
         thread = threading.Thread(target=self._learn, daemon=True)
@@ -276,7 +267,7 @@ class PeerPool(WorkerPool):
 
     def _learn(self) -> None:
         """Get the block list of each file: of the origin, else of a peer that has it whole."""
-        group, begun_s, judged = self._group, time.monotonic(), set[str]()
+        group, begun_s, judged = self.group, time.monotonic(), set[str]()
         asked_all = set[str]()  # files of which no origin has a list
         while not self._over.is_set():
             files = sorted(group.partials.values(), key=lambda p: p.pin.size_bytes)
@@ -321,9 +312,9 @@ class PeerPool(WorkerPool):
             data = os.pread(handle, stop - start, start)
         finally:
             os.close(handle)
-        index = start // self._group.block_bytes
+        index = start // self.group.block_bytes
         if hashlib.sha256(data).hexdigest() == partial.blocks[index]:
-            with self._group.guard:
+            with self.group.guard:
                 partial.right |= 1 << index
 
     def _distrust(self, partial: PartialFile) -> None:
@@ -331,18 +322,18 @@ class PeerPool(WorkerPool):
         want = partial.pin.want
         self._doubted.add(want)
         self._unlisted.add(want)
-        with self._group.guard:
+        with self.group.guard:
             partial.blocks, partial.right = None, 0
         why = f"its block list of {partial.pin.path} is of other bytes than the locked ones"
         if giver := self._givers.pop(want, None):
-            self._group.failed(giver, why, lied=True)
+            self.group.failed(giver, why, lied=True)
         else:
             log.say(f"  the origin: {why}; going on without it")
 
     def _next_job(self, last: PartialFile | None) -> tuple[PartialFile, Span | None] | None:
         """A block of a peer or of the origin; an empty span where only the hash is left to do."""
         with self._changed:
-            while not self._client.stop.is_set():
+            while not self.client.stop.is_set():
                 n_blocks = sum(len(partial.todo()) for partial in self._begun)
                 while self._new and n_blocks < _WINDOW_BLOCKS:
                     partial = self._new.popleft()
@@ -364,14 +355,14 @@ class PeerPool(WorkerPool):
         Each host first asks the origin for its own share of the blocks, by their number. Peers are
         asked for what is rarest, first those of whom nothing is asked yet, then the nearest.
         """
-        group, now = self._group, time.monotonic()
+        group, now = self.group, time.monotonic()
         peers, step = group.there(), group.block_bytes
         unfinished = [p for p in peers if p.says is not None and not p.says.is_whole]
         hosts = sorted({group.host, *(p.says.host for p in unfinished if p.says is not None)})
         rank, number = hosts.index(group.host), 0
         # who has stopped receiving does not bring what it has asked for
         moving = [p for p in unfinished if now - p.moved_s < _IDLE_S]
-        most = max(1, self._options.jobs // len(hosts))
+        most = max(1, self.options.jobs // len(hosts))
         origin: tuple[tuple[float, ...], PartialFile, Span] | None = None
         best: tuple[tuple[float, ...], PartialFile, Span, Peer] | None = None
         for file_number, partial in enumerate(self._begun):
@@ -396,7 +387,7 @@ class PeerPool(WorkerPool):
                         if best is None or key < best[0]:
                             best = key, partial, span, peer
                 # a host alone with a file takes it as a plain fetch does, over all connections
-                may_ask = self._n_origin < (most if is_listed else self._options.jobs)
+                may_ask = self._n_origin < (most if is_listed else self.options.jobs)
                 if not may_ask or holders or is_others or (is_listed and asked & bit):
                     continue
                 share = first + span[0] // step if is_listed else file_number
@@ -421,14 +412,12 @@ class PeerPool(WorkerPool):
         partial.take(span)
         return partial, span
 
-    def _transfer(
-        self, partial: PartialFile, span: Span, attempts: Attempts, buffer: memoryview
-    ) -> None:
+    def _transfer(self, partial: PartialFile, span: Span, lane: Lane) -> None:
         """One block from whom `_choose` chose; a later attempt fetches what does not come."""
-        group, want = self._group, partial.pin.want
+        group, want = self.group, partial.pin.want
         if (peer := self._taken.get((want, span[0]))) is None:
             try:
-                super()._transfer(partial, span, attempts, buffer)
+                super()._transfer(partial, span, lane)
             finally:
                 with self._changed, group.guard:
                     self._n_origin -= 1
@@ -439,7 +428,7 @@ class PeerPool(WorkerPool):
             with closing(peer.route.open(partial.pin, *span)) as body:
                 if body.is_whole:
                     raise AttemptFailed("sends the whole file instead of a block")
-                self._write(partial, body, spans, attempts, buffer)
+                self._write(partial, body, spans, lane)
             with group.guard:
                 peer.failures = 0
         except AttemptFailed as failure:
@@ -453,29 +442,22 @@ class PeerPool(WorkerPool):
                 peer.n_open -= 1
             self._wake()
 
-    def _write(
-        self,
-        partial: PartialFile,
-        body: ByteStream,
-        spans: list[Span],
-        attempts: Attempts,
-        buffer: memoryview,
-    ) -> None:
+    def _write(self, partial: PartialFile, body: ByteStream, spans: list[Span], lane: Lane) -> None:
         """A block is judged in memory, and written only if its hash is right."""
         if (blocks := partial.blocks) is None or body.is_whole:
             todo = sum(stop - start for start, stop in spans)
             try:
-                return super()._write(partial, body, spans, attempts, buffer)
+                return super()._write(partial, body, spans, lane)
             finally:
-                with self._group.guard:
+                with self.group.guard:
                     left = sum(stop - start for start, stop in spans)
-                    self._group.origin_bytes += todo - left
-        (start, stop), index = spans[0], spans[0][0] // self._group.block_bytes
+                    self.group.origin_bytes += todo - left
+        (start, stop), index = spans[0], spans[0][0] // self.group.block_bytes
         data, at = memoryview(bytearray(stop - start)), 0
         until = time.monotonic() + _BLOCK_S
         while at < len(data):
             at += self._throttle.read(body, data[at : at + PIECE_BYTES])
-            attempts.received()
+            lane.attempts.received()
             if time.monotonic() > until:
                 raise AttemptFailed(f"sends {partial.pin.path} too slowly", is_stall=True)
         hasher = partial.pin.new_hash() if len(blocks) == 1 else hashlib.sha256()
@@ -492,11 +474,11 @@ class PeerPool(WorkerPool):
             )
         partial.write((start, stop), start, data)
         partial.note(start, stop)
-        with self._group.guard:
+        with self.group.guard:
             partial.right |= 1 << index
-            self._group.peer_bytes += len(data) if is_peers else 0
-            self._group.origin_bytes += 0 if is_peers else len(data)
-        self._bar.advance(len(data))
+            self.group.peer_bytes += len(data) if is_peers else 0
+            self.group.origin_bytes += 0 if is_peers else len(data)
+        self.bar.advance(len(data))
         partial.fetched_bytes += len(data)
         spans.pop(0)
 
@@ -507,4 +489,4 @@ class PeerPool(WorkerPool):
             self._distrust(partial)
         super()._finish(partial)
         if is_right:
-            self._group.have([partial.pin.want])
+            self.group.have([partial.pin.want])

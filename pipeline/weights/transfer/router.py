@@ -127,7 +127,7 @@ class Router:
     """
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        self._routes = list(routes)
+        self.routes = list(routes)
         self._open, self._failures = Counter[Route](), Counter[Route]()
         self.not_before: dict[Route, float] = {}  # the pause that a server asked for, of all
         self._wrong_answers = Counter[tuple[str, Route]]()
@@ -139,7 +139,7 @@ class Router:
     def able(self, pin: FilePin) -> list[Route]:
         """The sources that may have a file."""
         with self._guard:
-            able = [r for r in self._routes if r not in self._missing.get(pin.want, {})]
+            able = [r for r in self.routes if r not in self._missing.get(pin.want, {})]
             return [r for r in able if r not in self._liars] or able
 
     def pick(self, pin: FilePin, tries: Counter[Route]) -> Route:
@@ -216,7 +216,7 @@ class Router:
         """Whether no route has this one file, for reasons that do not concern other files."""
         with self._guard:
             missing = self._missing.get(pin.want, {})
-            everywhere = 0 < len(missing) == len(self._routes)
+            everywhere = 0 < len(missing) == len(self.routes)
             return everywhere and all(n.only_this_file for n in missing.values())
 
     def failed(self, route: Route, pin: FilePin, failure: AttemptFailed) -> bool:

@@ -17,6 +17,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import NamedTuple
 
 from pipeline.core import log
 from pipeline.core.errors import Interrupted, PipelineError
@@ -322,25 +323,30 @@ class Throttle:
             raise Interrupted("stopped")
 
 
+class Lane(NamedTuple):
+    """What one thread works with: its attempts, and the buffer that it reads into."""
+
+    attempts: Attempts
+    buffer: memoryview
+
+
+@dataclass(eq=False)
 class WorkerPool:
     """Transfers all files: small ones first, and the last large ones by all threads together."""
 
-    def __init__(
-        self,
-        partial_files: Sequence[PartialFile],
-        router: Router,
-        client: NetClient,
-        options: Options,
-        bar: Bar,
-        install: Callable[[PartialFile], None],
-    ) -> None:
+    partial_files: Sequence[PartialFile]
+    router: Router
+    client: NetClient
+    options: Options
+    bar: Bar
+    install: Callable[[PartialFile], None]
+
+    def __post_init__(self) -> None:
         # small files first: configs and code are complete, and can be read, within seconds
-        self._new = deque(sorted(partial_files, key=lambda p: p.pin.size_bytes))
+        self._new = deque(sorted(self.partial_files, key=lambda p: p.pin.size_bytes))
         self._begun: list[PartialFile] = []
-        self._unfinished = len(partial_files)
-        self._router, self._client, self._options = router, client, options
-        self._throttle = Throttle(options.limit_bytes_per_s, client.stop)
-        self._bar, self._install = bar, install
+        self._unfinished = len(self.partial_files)
+        self._throttle = Throttle(self.options.limit_bytes_per_s, self.client.stop)
         self._changed = threading.Condition()
         self._results: SimpleQueue[Exception | None] = SimpleQueue()
         self._errors: list[PipelineError] = []
@@ -351,7 +357,7 @@ class WorkerPool:
         A file that no source has, or that arrives wrong, does not keep the others away.
         """
         # daemons: one that hangs in a name lookup must not keep the process from ending
-        jobs = range(self._options.jobs)
+        jobs = range(self.options.jobs)
         threads = [threading.Thread(target=self._work, daemon=True) for _ in jobs]
         try:
             for thread in threads:
@@ -363,24 +369,24 @@ class WorkerPool:
         finally:
             # also on Ctrl-C: no thread reads, waits or hashes any more
             if any(thread.is_alive() for thread in threads):
-                self._client.hang_up()
+                self.client.hang_up()
             self._wake()
-            if self._client.join(threads):
+            if self.client.join(threads):
                 for partial in self._begun:
                     partial.close()
         if self._errors:
             raise self._errors[0]
 
     def _work(self) -> None:
-        attempts = Attempts(self._router, self._client.stop, self._options.first_wait_s)
-        buffer = self._throttle.new_buffer()
+        attempts = Attempts(self.router, self.client.stop, self.options.first_wait_s)
+        lane = Lane(attempts, self._throttle.new_buffer())
         partial: PartialFile | None = None
         try:
             while job := self._next_job(partial):
                 partial, span = job
                 partial.catch_up()
                 if span is not None:
-                    self._transfer(partial, span, attempts, buffer)
+                    self._transfer(partial, span, lane)
                     partial.catch_up()
                 if partial.claim_end():
                     self._finish(partial)
@@ -392,7 +398,7 @@ class WorkerPool:
     def _next_job(self, last: PartialFile | None) -> tuple[PartialFile, Span | None] | None:
         """A range of the same file, of a new one, else of the one with most to do."""
         with self._changed:
-            while not self._client.stop.is_set():
+            while not self.client.stop.is_set():
                 if last is not None and (span := last.take()):
                     return last, span
                 if self._new:
@@ -409,24 +415,22 @@ class WorkerPool:
                 self._changed.wait(1.0)  # not for ever: a stop does not notify
         raise Interrupted("stopped")
 
-    def _transfer(
-        self, partial: PartialFile, span: Span, attempts: Attempts, buffer: memoryview
-    ) -> None:
+    def _transfer(self, partial: PartialFile, span: Span, lane: Lane) -> None:
         """One attempt at a range; a later one fetches what does not come."""
-        spans = [span]
+        attempts, spans = lane.attempts, [span]
         failed: AttemptFailed | None = None
         try:
             with closing(attempts.open(partial.pin, *span)) as body:
                 # what the server sends anyway is written, not thrown away and asked for again
                 if body.is_whole:
                     spans += partial.take_whole()
-                self._write(partial, body, spans, attempts, buffer)
+                self._write(partial, body, spans, lane)
             attempts.completed()
         except AttemptFailed as failure:
             failed = failure
         except PipelineError as error:
             # an error that every file would meet (no network, no access) ends the run
-            if not self._router.lacks_only(partial.pin):
+            if not self.router.lacks_only(partial.pin):
                 raise
             if partial.claim_end(gives_up=True):
                 self._errors.append(error)
@@ -439,15 +443,9 @@ class WorkerPool:
         if failed is not None:
             attempts.failed(partial.pin, failed)
 
-    def _write(
-        self,
-        partial: PartialFile,
-        body: ByteStream,
-        spans: list[Span],
-        attempts: Attempts,
-        buffer: memoryview,
-    ) -> None:
+    def _write(self, partial: PartialFile, body: ByteStream, spans: list[Span], lane: Lane) -> None:
         """From the connection to the disk; `spans` always holds what has not come yet."""
+        buffer = lane.buffer
         at = 0 if body.is_whole else spans[0][0]
         while spans:
             start, stop = spans[0]
@@ -459,8 +457,8 @@ class WorkerPool:
                     count = self._throttle.read(body, buffer[: stop - at])
                     partial.write((start, stop), at, buffer[:count])
                     at += count
-                    attempts.received()
-                    self._bar.advance(count)
+                    lane.attempts.received()
+                    self.bar.advance(count)
                     partial.fetched_bytes += count
                     if at - noted >= NOTE_BYTES or time.monotonic() - noted_s >= NOTE_S:
                         partial.note(noted, at)
@@ -474,13 +472,13 @@ class WorkerPool:
         """Install a file whose hash is right; fetch a wrong one once more; then drop it."""
         pin, got = partial.pin, partial.hash.digest
         if got == pin.want:
-            self._install(partial)
-        elif self._router.arrived_wrong(pin) or not partial.rejected:
+            self.install(partial)
+        elif self.router.arrived_wrong(pin) or not partial.rejected:
             log.say(
                 f"  {pin.path}: received {got[:12]}…, locked as {pin.want[:12]}…; fetching it again"
             )
             # the bar counts bytes that are kept
-            self._bar.advance(-partial.fetched_bytes)
+            self.bar.advance(-partial.fetched_bytes)
             partial.start_over()
             return self._wake()
         else:

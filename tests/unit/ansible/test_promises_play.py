@@ -10,7 +10,7 @@ import yaml
 
 from pipeline.app.hosts import ROLES
 from pipeline.hosts.fleet.promised import Roles
-from pipeline.hosts.promises.owned import LEFT, OWNED
+from pipeline.hosts.promises.owned import FILES
 from pipeline.hosts.promises.run import MODULES, checks_in
 from tests.testbed.playbook import PLAYBOOK, ROOT
 from tests.unit.ansible.test_roles import PUBLIC
@@ -39,8 +39,7 @@ def test_a_role_says_what_it_promises_in_the_very_fields_that_are_proved(name: s
     kind = next(k for k in Roles.model_fields[name].annotation.__args__ if k is not type(None))  # type: ignore[union-attr]
     assert set(output) == set(kind.model_fields)
     assert checks_in(MODULES[name])
-    assert LEFT[name]
-    assert set(LEFT[name]) <= set(OWNED[name])
+    assert FILES[name].left
 
 
 def test_no_role_is_left_out() -> None:

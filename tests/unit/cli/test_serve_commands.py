@@ -12,6 +12,7 @@ import yaml
 
 from pipeline.app import serve as job_module
 from pipeline.app import serve as on_host_module
+from pipeline.artifacts.attest.statement import stamp
 from pipeline.artifacts.containers.facts import own_user
 from pipeline.core.errors import StartFailed
 from pipeline.core.yaml_file import read_yaml
@@ -19,7 +20,7 @@ from pipeline.hosts.fleet.tunnel import Tunnel
 from pipeline.images.engine.parser_flags import ParserFlags, flags_folder, write_parser_flags
 from pipeline.images.spec.checkout import Checkout
 from pipeline.serving.serve import run as run_module
-from pipeline.serving.serve.attempts import AttemptList, Begun, attempt_time
+from pipeline.serving.serve.attempts import AttemptList, Begun
 from pipeline.serving.serve.run import ServeJob
 from pipeline.serving.serve.site import RemoteSite
 from pipeline.serving.serve.start import Served
@@ -329,7 +330,7 @@ def test_a_damaged_list_of_attempts_is_shown_as_far_as_it_can_be_read(world: Wor
             kind="serve",
             recipe="tiny-cpu",
             recipe_digest=digest,
-            at=attempt_time(),
+            at=stamp(),
         )
     )
     with known.path.open("ab") as file:

@@ -15,7 +15,7 @@ from pipeline.hosts.promises import host_tuning as tuning
 from pipeline.hosts.promises import nvidia_driver as driver
 from pipeline.hosts.promises import nvidia_repository as repository
 from pipeline.hosts.promises.checks import Broken, NotApplicable, Outcome, Undecided
-from pipeline.hosts.promises.owned import LEFT
+from pipeline.hosts.promises.owned import FILES
 from tests.unit.hosts.fake_host import FakeHost
 from tests.unit.hosts.good_host import (
     CMDLINE,
@@ -156,11 +156,11 @@ def test_the_toolkit_must_be_the_locked_release(promised: Promised) -> None:
         check(GOOD, promised, wanted.model_copy(update={"toolkit": False}))
 
 
-@pytest.mark.parametrize("role", sorted(LEFT))
+@pytest.mark.parametrize("role", sorted(FILES))
 def test_a_role_that_was_undone_leaves_nothing(promised: Promised, role: str) -> None:
     clean = FakeHost()
     owned.test_nothing_of_the_role_is_left(clean, role)
-    for path in LEFT[role]:
+    for path in FILES[role].left:
         with pytest.raises(Broken, match="still there"):
             owned.test_nothing_of_the_role_is_left(FakeHost(files={path: "x"}), role)
 

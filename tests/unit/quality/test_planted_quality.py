@@ -25,12 +25,12 @@ from pipeline.serving.quality.agreement import (
 )
 from pipeline.serving.quality.model import QualityPart, QualityPlan
 from pipeline.serving.quality.probes import probes
-from pipeline.serving.quality.schema import schema_fault
 from pipeline.serving.quality.session import QualitySession
 from pipeline.serving.quality.token_counts import judge_tokens
 from pipeline.serving.quality.tool_calls import judge_schema
 from pipeline.serving.quality.tool_cases import ToolCase, read_tool_cases, tool_cases
 from pipeline.serving.smoke.client import ChatClient, NotOffered, Unsound
+from pipeline.serving.smoke.schema import schema_fault
 from tests.testbed.model_server import listening
 from tests.testbed.quality_faults import FAULTS, SOUND
 from tests.testbed.quality_server import TEMPLATE, QualityFault, QualityServer

@@ -6,11 +6,11 @@ from threading import Thread
 
 import pytest
 
+from pipeline.artifacts.attest.statement import stamp
 from pipeline.serving.serve.attempts import (
     AttemptList,
     Begun,
     Ended,
-    attempt_time,
     new_id,
 )
 
@@ -24,7 +24,7 @@ def begun(identity: str = "", recipe: str = "tiny-cpu") -> Begun:
         kind="serve",
         recipe=recipe,
         recipe_digest=digest,
-        at=attempt_time(),
+        at=stamp(),
     )
 
 
@@ -35,7 +35,7 @@ def ended(begun: Begun, outcome: str = "serving", failure: str = "", seconds: fl
             "outcome": outcome,
             "failure": failure,
             "seconds": seconds,
-            "at": attempt_time(NOON),
+            "at": stamp(NOON),
         }
     )
 

@@ -11,12 +11,12 @@ import pytest
 from pipeline.serving.smoke.client import Unsound
 from pipeline.serving.smoke.compare import corruption
 from pipeline.serving.smoke.rungs.answers import _code
+from pipeline.serving.smoke.schema import schema_fault
 from pipeline.serving.smoke.tasks import (
     PERSON_SCHEMA,
     SmokeQuestion,
     haystack,
     people,
-    violation,
 )
 
 
@@ -70,21 +70,21 @@ def test_a_script_that_was_asked_for_is_right() -> None:
     ("change", "why"),
     [
         ({}, ""),
-        ({"age": "34"}, "age is str"),
-        ({"age": True}, "age is bool"),
-        ({"city": "Paris"}, "not one of"),
-        ({"languages": [1]}, "languages[0] is int"),
-        ({"extra": 1}, "does not know"),
-        ({"name": None}, "name is NoneType"),
+        ({"age": "34"}, 'age: is "34", not integer'),
+        ({"age": True}, "age: is true, not integer"),
+        ({"city": "Paris"}, "is none of"),
+        ({"languages": [1]}, "languages[0]: is 1"),
+        ({"extra": 1}, "which it must not"),
+        ({"name": None}, "name: is null"),
     ],
 )
 def test_a_value_is_held_against_its_schema(change: dict[str, object], why: str) -> None:
-    found = violation({**people(1)[0].facts, **change}, PERSON_SCHEMA)
+    found = schema_fault(PERSON_SCHEMA, {**people(1)[0].facts, **change})
     assert (why in found) if why else found == ""
 
 
 def test_a_missing_field_is_named() -> None:
-    assert "has no 'age'" in violation({"name": "Anna"}, PERSON_SCHEMA)
+    assert '"age" is missing' in schema_fault(PERSON_SCHEMA, {"name": "Anna"})
 
 
 @pytest.mark.parametrize("text", ["113 这是", "The boats leave 的早 harbour.", "привет 4"])

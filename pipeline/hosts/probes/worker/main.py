@@ -179,10 +179,9 @@ def judge_writes(name: str, result: Row, floors: Floors) -> Row:
         "together_gb_per_s": round(together, 2),
         "share": round(share, 3),
     }
-    if share < floors["writes_share"]:
-        why = f"posted writes collapse: {share:.0%} of a flow's rate remains"
-        return row("writes", name, FAILED, why, **measured)
-    return row("writes", name, PASSED, **measured)
+    is_low = share < floors["writes_share"]
+    why = f"posted writes collapse: {share:.0%} of a flow's rate remains" if is_low else ""
+    return row("writes", name, FAILED if why else PASSED, why, **measured)
 
 
 def judge_reduce(
@@ -202,10 +201,10 @@ def judge_reduce(
         names = ("median_us", "worst_us", "in_a_row_us")
         measured = {n: round(max(step[n] for step in steps), 1) for n in names}
         most, median = floors["all_reduce_us"], measured["median_us"]
-        verdict, why = PASSED, ""
+        why, name = "", f"{subject}, {size // 1024} KiB"
         if median > most:
-            verdict, why = FAILED, f"median {median} µs, above {most:g}"
-        name = f"{subject}, {size // 1024} KiB"
+            why = f"median {median} µs, above {most:g}"
+        verdict = FAILED if why else PASSED
         rows.append(row("latency", name, verdict, why, size_bytes=size, **measured))
     if "bandwidth" in results[0].steps and world == 1:
         why = "one rank: nothing crosses a link"
@@ -215,10 +214,8 @@ def judge_reduce(
         rates = ("gb_per_s", "bus_gb_per_s")
         measured = {n: round(min(step[n] for step in steps), 3) for n in rates}
         least, rate = floors["all_reduce_bus_gb_per_s"], measured["bus_gb_per_s"]
-        verdict, why = PASSED, ""
-        if rate < least:
-            verdict, why = FAILED, f"{rate} GB/s, below {least:g}"
-        rows.append(row("bandwidth", subject, verdict, why, **measured))
+        why = f"{rate} GB/s, below {least:g}" if rate < least else ""
+        rows.append(row("bandwidth", subject, FAILED if why else PASSED, why, **measured))
     return rows
 
 

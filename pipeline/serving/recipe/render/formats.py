@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import AddressValueError, IPv6Address
+from pathlib import Path
 
 from pipeline.artifacts.containers.arguments import ContainerArguments, Mount
 from pipeline.core.errors import RecipeInvalid
@@ -233,6 +234,11 @@ def render_quadlet(launch: Launch, target: LaunchTarget) -> str:
 
 # Stand in the place of addresses and ranks, which are known once Slurm has chosen the nodes.
 _FIRST, _OWN = "@SM120-FIRST@", "@SM120-OWN@"
+_CARDS_OF_STEP = """cards=()
+for card in ${SLURM_STEP_GPUS//,/ }; do
+  cards+=(--device "nvidia.com/gpu=$card")
+done
+"""
 
 
 def render_slurm(launch: Launch, target: LaunchTarget) -> str:
@@ -277,47 +283,27 @@ def render_slurm(launch: Launch, target: LaunchTarget) -> str:
         registry, _, repository = target.image.replace("@sha256:", ":sha256:").partition("/")
         step += [f"--container-image={registry}#{repository}", "--no-container-mount-home"]
         step += [f"--container-mounts={','.join(mounts)}"]
-    lines = [
-        "#!/bin/bash",
-        f"# {name}.sbatch: `sbatch` it; `scancel --name={name}` ends it.",
-        f"# Its first node answers at port {launch.port}. Ranks meet at {MASTER_PORT} without a",
-        "# password: keep others out of that network.",
-        f"#SBATCH --job-name={name}",
-        f"#SBATCH --nodes={launch.nodes}",
-        "#SBATCH --ntasks-per-node=1",
-        *([f"#SBATCH --gpus-per-node={launch.cards}"] if launch.cards else []),
-        *("#SBATCH --exclusive", "#SBATCH --mem=0", "#SBATCH --no-requeue"),
-        # nothing of the caller's environment, which may hold keys, is kept by the controller
-        *("#SBATCH --export=NONE", f"#SBATCH --output={name}-%j.log", "set -eu"),
-        "# --export=NONE is inherited by srun, whose steps would have no PATH",
-        "export SLURM_EXPORT_ENV=ALL",
-        'nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
-        "export SM120_NODES=$(for node in $nodes; do",
-        "  getent ahostsv4 \"$node\" | awk 'NR == 1 {print $1}'",
-        "done)",
-        "set -- $SM120_NODES",
-        f'[ $# = {launch.nodes} ] || {{ echo "not every node has an address: $*" >&2; exit 1; }}',
-        "read -r -d '' rank <<'RANK' || true",
-        'set -eu; set -- $SM120_NODES; first=$1; shift "$SLURM_NODEID"; own=$1',
-    ]
-    if launch.cards and not with_pyxis:
-        lines += [
-            "cards=()",
-            "for card in ${SLURM_STEP_GPUS//,/ }; do",
-            '  cards+=(--device "nvidia.com/gpu=$card")',
-            "done",
-        ]
-    # the first rank alone answers clients
-    lines += [f'if [ "$SLURM_NODEID" = 0 ]; then\n{commands[0]}\nfi', *commands[1:], "RANK"]
+    pull = ""
     if not with_pyxis and not target.is_local:
         # before the start: ranks wait for each other for a while only
-        lines.append(f"srun --kill-on-bad-exit=1 podman pull --quiet {shlex.quote(target.image)}")
-    lines += [
-        f'{shlex.join(step)} bash -c "$rank"',
-        "# an engine ends when it is told to or fails; srun says 0 also when a node dies",
-        "exit 1",
-    ]
-    return "\n".join(lines) + "\n"
+        pull = f"srun --kill-on-bad-exit=1 podman pull --quiet {shlex.quote(target.image)}\n"
+    # its --export=NONE: nothing of the caller's environment, which may hold keys, is kept by the
+    # controller; the first rank alone answers clients
+    values = {
+        "NAME": name,
+        "PORT": str(launch.port),
+        "MASTER_PORT": str(MASTER_PORT),
+        "NODES": str(launch.nodes),
+        "GPUS": f"#SBATCH --gpus-per-node={launch.cards}\n" if launch.cards else "",
+        "CARDS": _CARDS_OF_STEP if launch.cards and not with_pyxis else "",
+        "FIRST": commands[0],
+        "OTHERS": "".join(f"{command}\n" for command in commands[1:]),
+        "PULL": pull,
+        "STEP": shlex.join(step),
+    }
+    template = Path(__file__).with_name("slurm.sbatch").read_text(encoding="utf-8")
+    # in one pass: a value may hold what looks like a place
+    return re.sub(r"@([A-Z_]+)@", lambda place: values[place[1]], template)
 
 
 CONTAINED: dict[str, Callable[[Launch, LaunchTarget], str]] = {

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
+from pipeline.core.foreign_json import value_at
 from pipeline.serving.smoke import tasks
 from pipeline.serving.smoke.agent_endpoints import MESSAGES, AgentAnswer, ask_messages
 from pipeline.serving.smoke.client import NotOffered, RequestRefused, Unsound
@@ -23,12 +24,8 @@ _TURN_SHARE = 12  # of the context for one turn
 # Hybrid models keep whole blocks of a thousand tokens, so that the end of a prompt is not kept.
 _KEPT_SHARE = 0.5
 _TOOLS = [
-    {
-        "name": tool["function"]["name"],
-        "description": tool["function"]["description"],
-        "input_schema": tool["function"]["parameters"],
-    }
-    for tool in tasks.TOOLS
+    {"name": f["name"], "description": f["description"], "input_schema": f["parameters"]}
+    for f in tasks.FUNCTIONS
 ]
 # What stands in each request of Claude Code 2.1.326, beside the conversation.
 _CLAUDE_CODE = {
@@ -187,7 +184,7 @@ async def _counted(session: SmokeSession) -> str:
         _, told = await session.client.post(f"{MESSAGES}/count_tokens", body, optional=True)
     except NotOffered:
         return "count_tokens is not there"
-    count = told.get("input_tokens") if isinstance(told, dict) else None
+    count = value_at(told, "input_tokens")
     if not isinstance(count, int) or abs(count - answer.prompt_tokens) > _COUNT_SLACK:
         raise Unsound(f"count_tokens says {count}, and the answer {answer.prompt_tokens} tokens")
     return f"count_tokens: {count} of {answer.prompt_tokens} tokens"

@@ -18,6 +18,7 @@ from pipeline.serving.smoke import tasks
 from pipeline.serving.smoke.chat import ChatAnswer, ask_choices, logprobs_fault, tokens_fault
 from pipeline.serving.smoke.client import NotOffered, RequestRefused, Unsound
 from pipeline.serving.smoke.compare import reference, written_text
+from pipeline.serving.smoke.schema import schema_fault
 from pipeline.serving.smoke.session import Rung, SmokeSession, answers_of, optional
 
 ANSWERS = Rung("answers", "The answers are right and clean")
@@ -286,7 +287,7 @@ async def json_by_schema(session: SmokeSession) -> str:
         except JsonInvalid as error:
             broken.append(f"the answer {error}: {shown}")
             continue
-        if why := tasks.violation(value, tasks.PERSON_SCHEMA):
+        if why := schema_fault(tasks.PERSON_SCHEMA, value):
             broken.append(f"{why}: {shown}")
         elif value != person.facts:
             wrong.append(f"the answer is {shown}, not {person.facts}")

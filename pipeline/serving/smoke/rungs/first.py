@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.core.foreign_json import value_at
 from pipeline.serving.smoke.chat import ChatAnswer
 from pipeline.serving.smoke.client import NotOffered, RequestRefused, Unsound
 from pipeline.serving.smoke.compare import parting, written_text
@@ -26,7 +27,7 @@ async def _health(session: SmokeSession) -> str:
 @FIRST.check("models")
 async def _models(session: SmokeSession) -> str:
     _, value = await session.client.get("/v1/models")
-    models = value.get("data") if isinstance(value, dict) else None
+    models = value_at(value, "data")
     if not isinstance(models, list) or not models:
         raise Unsound("/v1/models names no model")
     named = [m for m in models if isinstance(m, dict) and isinstance(m.get("id"), str)]
@@ -55,10 +56,8 @@ async def _context(session: SmokeSession, model: dict[str, Any]) -> int | None:
         _, props = await session.client.get("/props", optional=True)
     except (NotOffered, Unsound):
         return None
-    props = props if isinstance(props, dict) else {}
-    modalities, settings = props.get("modalities"), props.get("default_generation_settings")
-    session.sees = isinstance(modalities, dict) and modalities.get("vision") is True
-    size = settings.get("n_ctx") if isinstance(settings, dict) else None
+    session.sees = value_at(props, "modalities", "vision") is True
+    size = value_at(props, "default_generation_settings", "n_ctx")
     return size if isinstance(size, int) and size > 0 else None
 
 

@@ -8,13 +8,11 @@ from typing import Any
 from pipeline.serving.smoke import tasks
 from pipeline.serving.smoke.agent_endpoints import AgentAnswer, ask_responses
 from pipeline.serving.smoke.client import Unsound
-from pipeline.serving.smoke.compare import parting
 from pipeline.serving.smoke.rungs.tools import arguments_of, without_tools
-from pipeline.serving.smoke.session import Rung, SmokeSession, optional
+from pipeline.serving.smoke.session import Rung, SmokeSession, optional, require_alike
 
 RESPONSES = Rung("responses", "/v1/responses answers as chat completions do")
-_TRIES = 3  # where two answers differ that a tie may have parted
-_TOOLS = [{"type": "function", **tool["function"]} for tool in tasks.TOOLS]
+_TOOLS = [{"type": "function", **function} for function in tasks.FUNCTIONS]
 
 
 async def _ask(session: SmokeSession, given: Any, **options: Any) -> AgentAnswer:
@@ -28,20 +26,20 @@ async def _ask(session: SmokeSession, given: Any, **options: Any) -> AgentAnswer
 
 @RESPONSES.check("one answer")
 async def _answer(session: SmokeSession) -> str:
-    question = tasks.countings(5)[4]
-    texts: dict[bool, set[str]] = {False: set(), True: set()}
-    for number in range(2 * _TRIES):
-        stream = number % 2 == 1
+    question, tokens = tasks.countings(5)[4], 0
+
+    async def ask(stream: bool) -> str:
+        nonlocal tokens
         answer = await _ask(session, question.prompt, **({"stream": True} if stream else {}))
         if not answer.text.strip():
             raise Unsound("/v1/responses: the answer is empty")
         if session.plan.quality and not question.is_held(answer.text):
             raise Unsound(f"/v1/responses: {question.prompt!r}: {answer.text[:120]!r}")
-        texts[stream].add(answer.text)
-        if texts[False] & texts[True]:
-            return f"the same as a stream; {answer.prompt_tokens} tokens of a prompt"
-    parted = parting(min(texts[False]), min(texts[True]), ("whole", "in a stream"))
-    raise Unsound(f"/v1/responses: {parted}")
+        tokens = answer.prompt_tokens
+        return answer.text
+
+    await require_alike(ask, "/v1/responses")
+    return f"the same as a stream; {tokens} tokens of a prompt"
 
 
 @RESPONSES.check("conversation", "quality")

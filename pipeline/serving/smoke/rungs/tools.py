@@ -11,12 +11,11 @@ from pipeline.serving.smoke import tasks
 from pipeline.serving.smoke.agent_endpoints import AgentAnswer, ask_messages
 from pipeline.serving.smoke.chat import ChatAnswer, ToolCall
 from pipeline.serving.smoke.client import NotOffered, RequestRefused, Unsound
-from pipeline.serving.smoke.compare import parting
-from pipeline.serving.smoke.session import Rung, SmokeSession
+from pipeline.serving.smoke.schema import schema_fault
+from pipeline.serving.smoke.session import Rung, SmokeSession, require_alike
 
 TOOLS_RUNG = Rung("tools", "Tool calls and reasoning arrive whole")
 _KIMI_ID = re.compile(r"functions\.(.+):(\d+)")
-_TRIES = 3  # where two answers differ that a tie may have parted
 # What parsers should have taken out of the content.
 _MARKS = re.compile(
     r"</?think(?:ing)?>|<\|channel\|>|</?tool_call>|<\|tool_calls?_(?:section_)?begin\|>"
@@ -35,7 +34,7 @@ def _without_reasoning(session: SmokeSession) -> str:
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
     """The arguments of a call, which its tool can take."""
-    schemas = {t["function"]["name"]: t["function"]["parameters"] for t in tasks.TOOLS}
+    schemas = {each["name"]: each["parameters"] for each in tasks.FUNCTIONS}
     if call.name not in schemas:
         raise Unsound(f"a call of {call.name!r}, which was not offered")
     if not call.id:
@@ -44,8 +43,8 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
         value = read_json(call.arguments.encode(), most_bytes=1 << 20)
     except JsonInvalid as error:
         raise Unsound(f"the arguments of {call.name} {error}: {call.arguments[:120]!r}") from error
-    if why := tasks.violation(value, schemas[call.name], f"the argument of {call.name}"):
-        raise Unsound(f"{why}: {call.arguments[:120]!r}")
+    if why := schema_fault(schemas[call.name], value):
+        raise Unsound(f"the arguments of {call.name}: {why}: {call.arguments[:120]!r}")
     arguments: dict[str, Any] = value
     return arguments
 
@@ -151,21 +150,19 @@ async def _result(session: SmokeSession) -> str:
 async def _thinking(session: SmokeSession) -> str:
     """Content alone is compared: long reasoning differs by its ties."""
     question = tasks.sums(5)[4]
-    texts: dict[bool, set[str]] = {False: set(), True: set()}
-    for number in range(2 * _TRIES):
-        stream = number % 2 == 1
+
+    async def think(stream: bool) -> str:
         answer = await session.ask(question.prompt, thinking=True, stream=stream)
-        texts[stream].add(answer.text.strip())
         if not answer.reasoning.strip():
             raise Unsound(f"thinking was asked for: no reasoning, content {answer.text[:120]!r}")
         require_no_marks(answer)
         session.require_right(question, answer.text)
         if answer.reasoning.strip() in answer.text:
             raise Unsound("the reasoning is in the content, too")
-        if texts[False] & texts[True]:
-            return "reasoning apart from the content, whole and in streams"
-    parted = parting(min(texts[False]), min(texts[True]), ("whole", "in a stream"))
-    raise Unsound(f"the content differs: {parted}")
+        return answer.text.strip()
+
+    await require_alike(think, "the content differs")
+    return "reasoning apart from the content, whole and in streams"
 
 
 @TOOLS_RUNG.check(
@@ -216,15 +213,12 @@ async def message_answer(
 async def _messages(session: SmokeSession) -> str:
     """The same answer through the other endpoint: vllm-project/vllm#44576."""
     question, most = tasks.countings(4)[3], session.answer_tokens
-    texts: set[str] = set()
-    streams: set[str] = set()
-    for _ in range(_TRIES):
-        text = (await message_answer(session, question.prompt, most)).text
-        if session.plan.quality and not question.is_held(text):
+
+    async def ask(stream: bool) -> str:
+        text = (await message_answer(session, question.prompt, most, stream=stream)).text
+        if session.plan.quality and not stream and not question.is_held(text):
             raise Unsound(f"/v1/messages: {question.prompt!r}, the answer is {text[:120]!r}")
-        texts.add(text)
-        streams.add((await message_answer(session, question.prompt, most, stream=True)).text)
-        if texts & streams:
-            return "an answer, the same as a stream"
-    parted = parting(min(texts), min(streams), ("whole", "in a stream"))
-    raise Unsound(f"/v1/messages: {parted}")
+        return text
+
+    await require_alike(ask, "/v1/messages")
+    return "an answer, the same as a stream"

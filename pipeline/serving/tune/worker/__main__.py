@@ -30,16 +30,8 @@ _LONGEST_ANSWER = 1 << 20
 _AHEAD = 2
 _IMPORT_S = 120.0
 _CARD_FIELDS = (
-    *(
-        "name",
-        "compute_cap",
-        "driver_version",
-        "clocks.sm",
-        "clocks.max.sm",
-        "clocks.mem",
-        "temperature.gpu",
-    ),
-    *("power.draw", "power.limit", "clocks_event_reasons.hw_slowdown"),
+    *("name", "compute_cap", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem"),
+    *("temperature.gpu", "power.draw", "power.limit", "clocks_event_reasons.hw_slowdown"),
     *("clocks_event_reasons.hw_thermal_slowdown", "clocks_event_reasons.sw_thermal_slowdown"),
 )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.serving.quality.schema import SchemaUnknown, same_json, schema_fault
+from pipeline.serving.smoke.schema import SchemaUnknown, same_json, schema_fault
 
 _POINT = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
 SCHEMAS: list[Any] = [
