@@ -232,8 +232,8 @@ def _library_needs(
     plan: WarmPlan, index: WarmIndex | None, recipe: str, library: Library
 ) -> LibraryNeeds:
     """What a recipe needs of a library beside Triton: modules, what is known else, or nothing."""
-    named = plan.spec.modules if library == "FlashInfer" else {}
-    needed = {name: spec for name, spec in named.items() if spec.serves(recipe)}
+    named = plan.spec.modules if library == "FlashInfer" else []
+    needed = {spec.name: spec for spec in named if spec.serves(recipe)}
     found = [
         each
         for each in plan.spec.findings

@@ -52,7 +52,8 @@ MODULES: dict[str, tuple[str, dict[str, Any]]] = {
     "page": ("flashinfer.jit.page:gen_page_module", {}),
     DECODE: ("flashinfer.jit.attention.modules:gen_single_decode_module", ATTENTION),
 }
-PYTHON, TVM_FFI, NINJA = "3.12", "apache-tvm-ffi==0.1.11", "ninja==1.13.2"
+PYTHON = "3.12"
+WHEELS = ("apache-tvm-ffi==0.1.11", "ninja==1.13.2", "packaging==25.0", "typing-extensions==4.15.0")
 
 
 def collect(folder: Path) -> None:
@@ -92,7 +93,7 @@ def collect(folder: Path) -> None:
     words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
     words += ["--only-binary=:all:", f"--python-version={PYTHON}"]
     words += ["--platform=manylinux_2_28_x86_64", "--platform=manylinux2014_x86_64"]
-    subprocess.run([*words, TVM_FFI, NINJA], check=True)
+    subprocess.run([*words, *WHEELS], check=True)
 
 
 def unpack_site(collected: Path, work: Path) -> Path:

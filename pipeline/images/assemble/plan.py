@@ -177,7 +177,7 @@ class WarmPlan:
             "reader": self.reader,
             "bytecode": self.bytecode,
         }
-        if modules := {name: each.model_dump() for name, each in self.spec.modules.items()}:
+        if modules := [each.model_dump() for each in self.spec.modules]:
             decided["modules"] = [MODULE_FORMAT, self.module_reader, modules]
         return decided
 

@@ -223,6 +223,7 @@ class AcceptedAdvisory(Frozen):
 class ModuleSpec(Frozen):
     """A module that FlashInfer compiles when an engine first calls it, and who calls it."""
 
+    name: ModuleName = Field(description="FlashInfer's own name, of its folder and file")
     make: Annotated[
         str,
         StringConstraints(pattern=r"^flashinfer(\.[a-z0-9_]+)+:gen_[a-z0-9_]+$"),
@@ -241,6 +242,13 @@ class ModuleSpec(Frozen):
     def serves(self, recipe: str) -> bool:
         """Whether a recipe's engine calls it."""
         return any(fnmatchcase(recipe, pattern) for pattern in self.recipes)
+
+
+def _each_once(modules: list[ModuleSpec]) -> list[ModuleSpec]:
+    names = [each.name for each in modules]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"{min(twice)} is listed twice")
+    return modules
 
 
 class LibraryFinding(Frozen):
@@ -264,7 +272,7 @@ class WarmSpec(Frozen):
     recipes: dict[Name, Annotated[list[CasePattern], Field(min_length=1)]] = Field(
         default={}, description="recipes, and the cases that stand for what each calls"
     )
-    modules: dict[ModuleName, ModuleSpec] = {}
+    modules: Annotated[list[ModuleSpec], AfterValidator(_each_once)] = []
     findings: list[LibraryFinding] = []
 
 

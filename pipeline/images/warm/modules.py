@@ -169,9 +169,10 @@ def pack_modules(
 ) -> tuple[WarmModules, dict[str, bytes]]:
     """Judges modules and puts them together: what the index says, and the layer's files by path."""
     plan, card = target.plan, card_for(target.plan.card)
+    specs = {spec.name: spec for spec in sorted(plan.spec.modules, key=lambda each: each.name)}
     files, entries = dict[str, bytes](), dict[str, IndexedModule]()
     for answer in answers:
-        title, spec = f"{plan.title}: {answer.case}", plan.spec.modules[answer.case]
+        title, spec = f"{plan.title}: {answer.case}", specs[answer.case]
         if answer.ended != "compiled":
             raise StepFailed(
                 f"{title} was not compiled ({answer.ended}): {answer.message}",
@@ -199,7 +200,7 @@ def pack_modules(
         entries={name: entries[name] for name in sorted(entries)},
         missing=[
             LackingModule(module=name, recipes=spec.recipes, reason=spec.left_out)
-            for name, spec in sorted(plan.spec.modules.items())
+            for name, spec in specs.items()
             if spec.left_out
         ],
     )
@@ -215,8 +216,8 @@ def module_fault(data: bytes, card: Card) -> str:
 def module_cases(plan: WarmPlan, recipes: Sequence[str] = ()) -> list[ModuleCase]:
     """The modules that a plan's layer is to have; or those of some recipes."""
     return [
-        ModuleCase(name=name, make=spec.make, arguments=spec.arguments)
-        for name, spec in plan.spec.modules.items()
+        ModuleCase(name=spec.name, make=spec.make, arguments=spec.arguments)
+        for spec in plan.spec.modules
         if not spec.left_out and (not recipes or any(map(spec.serves, recipes)))
     ]
 
