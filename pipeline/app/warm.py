@@ -254,7 +254,10 @@ def _library_needs(
     if needed or lacking:
         counts = {"needed": len(needed), "present": len(needed.keys() & held)} if needed else {}
         why = f"of the {log.count(len(needed), 'module')} that the engine's code names for it"
-        state = "missing" if lacking else "present"
+        # an image without compilers rests on this: what was not looked at to its end is not there
+        is_all = any(each.state == "all listed" for each in found)
+        why += "" if is_all else "; others are not known"
+        state = "missing" if lacking else "present" if is_all else "unknown"
         return row.model_copy(
             update={**counts, "state": state, "missing": lacking, "reason": why if needed else ""}
         )

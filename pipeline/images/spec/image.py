@@ -256,7 +256,9 @@ class LibraryFinding(Frozen):
 
     library: Library
     recipes: Annotated[list[CasePattern], Field(min_length=1)]
-    state: Literal["none needed", "missing"]
+    state: Literal["none needed", "missing", "all listed"] = Field(
+        description="`all listed`: the engine calls no module beside those that are listed"
+    )
     reason: Reason
     source: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]+$")]
 

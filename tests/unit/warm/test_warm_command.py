@@ -95,7 +95,7 @@ def test_what_nobody_looked_at_stays_unknown(workspace: Workspace) -> None:
     assert [(row.state, row.needed, row.present) for row in rows] == [("unknown", None, 0)] * 3
     assert "flashinfer-python 0.6.1 compiles at run time; no case calls it" in rows[0].reason
     # what is known of other recipes says nothing of this one
-    finding = plan_here(workspace).spec.findings[0].model_copy(update={"recipes": ["glm-*"]})
+    finding = plan_here(workspace).spec.findings[1].model_copy(update={"recipes": ["glm-*"]})
     rows = rows_of(workspace, {"modules": [], "findings": [finding]}, None)
     assert [row.state for row in rows] == ["unknown"] * 3
 
@@ -119,7 +119,11 @@ def test_modules_count_by_what_the_layer_has_of_them(workspace: Workspace) -> No
     assert row.missing == ["fp4_gemm_cutlass_sm120: it takes an hour"]
     row, *_ = rows_of(workspace, {"modules": [quantization]}, held)
     assert (row.state, row.needed, row.present, row.missing) == ("present", 1, 1, [])
-    finding = plan_here(workspace).spec.findings[0]
+    row, *_ = rows_of(workspace, {"modules": [quantization], "findings": []}, held)
+    # what nobody looked for is not known to be there
+    assert (row.state, row.needed, row.present) == ("unknown", 1, 1)
+    assert "others are not known" in row.reason
+    finding = plan_here(workspace).spec.findings[1]
     missing = finding.model_copy(update={"library": "FlashInfer", "state": "missing"})
     row, *_ = rows_of(workspace, {"modules": [quantization], "findings": [missing]}, held)
     # all that is listed is there, and more is known to be called
