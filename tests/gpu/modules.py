@@ -1,12 +1,12 @@
-"""Do FlashInfer's modules that were compiled ahead serve on a card? Numbers, and times, cold and warm.
+"""Do FlashInfer's modules that were compiled ahead serve on a card? Numbers and times, both ways.
 
     python -m tests.gpu.modules collect DIR       # here: FlashInfer of the image vllm, some 10 MB
     python tests/gpu/modules.py prove DIR WORK    # on the machine with the card; needs torch, nvcc
 
 `prove` compiles modules in processes that see no card, with the program that makes warm layers, for
-the card that is there. Then it calls FlashInfer's own functions on the card: once as they are, where
-FlashInfer compiles, and once with the modules alone, where compilers fail and FlashInfer may not
-compile. Numbers are compared with torch's, and both times of the first call are printed. Last come
+the card that is there. Then it calls FlashInfer's own functions on the card: cold, where FlashInfer
+compiles, and warm with the modules alone, where compilers fail and FlashInfer may not compile.
+Numbers are compared with torch's, and both times of the first call are printed. Last come
 modules that must not be used: a changed one, one for another architecture, one of another version.
 """
 
@@ -81,7 +81,7 @@ def collect(folder: Path) -> None:
             return name if name.endswith((".py", "METADATA")) else None
         # of the sources, the folders of other kernels are most bytes
         is_kept = data.startswith(("include/", "cutlass/include/", "cccl/", "spdlog/"))
-        return name if is_kept or data.startswith("csrc/") and data.count("/") == 1 else None
+        return name if is_kept or (data.startswith("csrc/") and data.count("/") == 1) else None
 
     with store.in_use(), store.scratch() as scratch:
         layers = [layer.record for layer in built.layers]
@@ -130,7 +130,7 @@ def environment(work: Path, name: str) -> dict[str, str]:
     own = {**os.environ, **dict.fromkeys(("HOME", "FLASHINFER_WORKSPACE_BASE"), str(home))}
     # where the toolkit has no libraries to link with, those of torch and of the driver
     own["LIBRARY_PATH"] = f"{work / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
-    own |= {"CUDA_HOME": cuda, "PATH": f"{work / 'bin'}:{cuda}/bin:{os.environ['PATH']}"}
+    own |= {"CUDA_HOME": str(cuda), "PATH": f"{work / 'bin'}:{cuda}/bin:{os.environ['PATH']}"}
     own |= {"FLASHINFER_USE_CUDA_NORM": "1", "FLASHINFER_LOGGING_LEVEL": "error"}
     own["LD_LIBRARY_PATH"] = f"{cuda}/lib64:{os.environ.get('LD_LIBRARY_PATH', '')}"
     return {**own, "MAX_JOBS": "4", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
@@ -349,7 +349,9 @@ def prove(collected: Path, work: Path) -> None:
         (work / folder / name).write_text(text, encoding="utf-8")
         (work / folder / name).chmod(0o755)
     with ThreadPoolExecutor(len(MODULES)) as pool:
-        ahead = dict(zip(MODULES, pool.map(lambda n: compile_ahead(work, n, arch), MODULES)))
+        ahead = dict(
+            zip(MODULES, pool.map(lambda n: compile_ahead(work, n, arch), MODULES), strict=True)
+        )
     report["ahead"], report["ahead_s"] = ahead, round(time.monotonic() - begun, 1)
     version: dict[str, Any] = {}
     exec((site / "flashinfer/_build_meta.py").read_text(encoding="utf-8"), version)
@@ -360,7 +362,9 @@ def prove(collected: Path, work: Path) -> None:
     (work / "warm/index.json").write_text(json.dumps(index), encoding="utf-8")
     rows: dict[str, Any] = {}
     with ThreadPoolExecutor(len(CALLS)) as pool:
-        cold = dict(zip(CALLS, pool.map(lambda n: called(work, n, "cold", arch), CALLS)))
+        cold = dict(
+            zip(CALLS, pool.map(lambda n: called(work, n, "cold", arch), CALLS), strict=True)
+        )
     for name, (_, most) in CALLS.items():
         # one after the other: nothing is compiled, and times are not disturbed
         both = {"cold": cold[name], "warm": called(work, name, "warm", arch)}

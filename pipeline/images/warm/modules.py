@@ -230,13 +230,16 @@ def open_modules(gate: ImageGate, plan: WarmPlan) -> Iterator[ModuleTarget]:
     python, base = assemble_images(
         context.checkout, store, [plan.base.chain()[0], plan.base], context.make_fetcher
     )
-    system, places = unpacked_root(store, python), tuple(f"{site}/{name}" for name in (*_FOLDERS, *_IMPORTED))
+    system, places = (
+        unpacked_root(store, python),
+        tuple(f"{site}/{name}" for name in (*_FOLDERS, *_IMPORTED)),
+    )
 
     def wanted(path: str) -> bool:
         name = path.rpartition("/")[2]
         if path.startswith(places):
             # sources, headers and programs: all that is small, and few of the libraries
-            return not ".so" in name or name.startswith(_LINKED) or "/tvm_ffi/" in path
+            return ".so" not in name or name.startswith(_LINKED) or "/tvm_ffi/" in path
         return path.startswith("usr/local/cuda") or path == f"{plan.base.venv.bin}/ninja"
 
     with unpacked(store, base, wanted) as root, os_errors_explained(root):

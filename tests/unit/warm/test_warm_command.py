@@ -18,7 +18,7 @@ from pipeline.artifacts.store.store import open_store
 from pipeline.core.errors import SpecInvalid, UnknownImage
 from pipeline.images.assemble.plan import WarmPlan, plan_image
 from pipeline.images.gate.smem.engine import GateContext
-from pipeline.images.warm.modules import IndexedModule, WarmModules
+from pipeline.images.spec.image import Library
 from pipeline.images.warm.layer import (
     INDEX,
     IndexedEntry,
@@ -26,6 +26,7 @@ from pipeline.images.warm.layer import (
     WarmIndex,
     write_warm,
 )
+from pipeline.images.warm.modules import IndexedModule, WarmModules
 
 ROOT = Path(__file__).resolve().parents[3]
 THINKING = "kimi-k2-thinking-nvfp4-sglang-8x"
@@ -86,7 +87,7 @@ def rows_of(workspace: Workspace, changes: dict[str, Any], held: WarmModules | N
         missing=[],
         modules=held,
     )
-    known = ("FlashInfer", "CuTe DSL", "DeepGEMM")
+    known: list[Library] = ["FlashInfer", "CuTe DSL", "DeepGEMM"]
     return [warm._library_needs(plan, index, THINKING, library) for library in known]
 
 

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ FILES = {"page": b"library of page", "norm": b"library of norm"}
 
 
 @pytest.fixture
-def warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An image's folder with two modules, and a FlashInfer that they are for."""
     site = tmp_path / "site"
     for name, data in FILES.items():
@@ -42,7 +42,7 @@ def warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     # the reader sets it: what is there before and after is noted here
     monkeypatch.setenv("FLASHINFER_DISABLE_JIT", "")
     monkeypatch.delenv("FLASHINFER_DISABLE_JIT")
-    yield tmp_path / "warm"
+    return tmp_path / "warm"
 
 
 @pytest.fixture
