@@ -64,6 +64,7 @@ from pipeline.images.gate.templates.judge import open_template_gate
 from pipeline.images.gate.templates.sources import read_template_gates
 from pipeline.images.start_test.expected import engine_of
 from pipeline.images.start_test.prove import prove_start
+from pipeline.images.warm.modules import module_cases, open_modules
 from pipeline.images.warm.target import open_warm
 from pipeline.serving.quality.texts import served_text
 
@@ -238,27 +239,34 @@ def answer_cases(
     plan = _plan_of(context, request.image, request.platform)
     gate: ParserGate | ImageGate
     target: Any  # of one kind or the other, as its cases are
+    asked: list[tuple[Any, list[Any]]] = []
     with context.store.in_use(), ExitStack() as stack:
         if "parsers" in request.only:
             gate = open_parser_gate(context, plan, request.series)
             target = gate.target(gate.tree if request.unpatched else gate.patched())
-            cases: list[Any] = list(gate.gates.cases)
+            asked.append((target, list(gate.gates.cases)))
         elif "warm" in request.only and plan.warm:
             gate = open_gate(context, plan.warm.base)
             warm = replace(plan.warm, arch=request.arch or "")
-            target, cases = stack.enter_context(open_warm(gate, warm)), gate.gates.cases()
+            target = stack.enter_context(open_warm(gate, warm))
+            asked.append((target, list(gate.gates.cases())))
+            others = {*keys} - {target.key(case) for case in gate.gates.cases()}
+            # their root takes half a minute to unpack
+            if others and (modules := module_cases(warm)):
+                asked.append((stack.enter_context(open_modules(gate, warm)), list(modules)))
         else:
             gate = open_gate(context, plan, request.series)
             card = chosen_card(context, request.image, request.platform, request.arch)
             target = gate.target(gate.tree if request.unpatched else gate.patched(), card)
-            cases = [*gate.gates.cases(), *numeric_cases(gate)]
-        yield NodeReply(about=target.digests)
-        asked = {target.key(case): case for case in cases}
-        asked = {key: asked[key] for key in keys if key in asked}
-        answers = kept_or_asked(target, list(asked.values()))
-        for key, (_, answer, _) in zip(asked, answers, strict=True):
-            # as the store would hold it: a number that is none is null
-            yield NodeReply(key=key, answer=json.loads(answer.model_dump_json()))
+            asked.append((target, [*gate.gates.cases(), *numeric_cases(gate)]))
+        for target, cases in asked:
+            yield NodeReply(about=target.digests)
+            by_key = {target.key(case): case for case in cases}
+            by_key = {key: by_key[key] for key in keys if key in by_key}
+            answers = kept_or_asked(target, list(by_key.values()))
+            for key, (_, answer, _) in zip(by_key, answers, strict=True):
+                # as the store would hold it: a number that is none is null
+                yield NodeReply(key=key, answer=json.loads(answer.model_dump_json()))
 
 
 def _judge_kernels(context: GateContext, request: GateRequest, signing: Signing) -> list[GateRun]:

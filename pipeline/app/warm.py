@@ -21,15 +21,22 @@ from pipeline.images.assemble.golden import read_golden
 from pipeline.images.assemble.plan import WarmPlan
 from pipeline.images.gate.smem.cases import read_gates
 from pipeline.images.gate.smem.engine import GateContext
-from pipeline.images.gate.smem.image_gate import open_gate
+from pipeline.images.gate.smem.image_gate import ImageGate, open_gate
 from pipeline.images.gate.smem.run import kept_or_asked
+from pipeline.images.spec.image import Library
 from pipeline.images.warm.bytecode import compile_python
 from pipeline.images.warm.layer import WarmIndex, pack_entries, read_warm, write_warm
+from pipeline.images.warm.modules import (
+    WarmModules,
+    module_cases,
+    open_modules,
+    pack_modules,
+)
 from pipeline.images.warm.target import WarmAnswer, open_warm
 from pipeline.serving.recipe.find import Recipes
 
 # What a start may compile beside Triton's kernels, by the wheels that bring the compilers' callers.
-_LIBRARIES = {
+_LIBRARIES: dict[Library, tuple[str, ...]] = {
     "FlashInfer": ("flashinfer-python",),
     "CuTe DSL": ("nvidia-cutlass-dsl",),
     "DeepGEMM": ("deep-gemm", "sgl-kernel", "sglang-kernel", "vllm"),
@@ -90,10 +97,11 @@ def make_warm(context: GateContext, plans: Sequence[WarmPlan]) -> None:
 
 
 def compile_entries(
-    context: GateContext, plan: WarmPlan, patterns: Sequence[str]
+    context: GateContext, plan: WarmPlan, recipes: Sequence[str]
 ) -> tuple[WarmIndex, dict[str, bytes], float]:
-    """Compiles for all cases, or for those that patterns name; index, files and seconds."""
+    """Compiles for all cases, or for those of some recipes; index, files and seconds."""
     gate = open_gate(context, plan.base)
+    patterns = [p for name in recipes for p in plan.spec.recipes[name]]
     every = gate.gates.cases()
     for recipe, named in plan.spec.recipes.items():
         for pattern in named:
@@ -117,10 +125,27 @@ def compile_entries(
         # a part of the layer, or one for another card, is for looking at kernels
         is_whole = not patterns and not plan.arch
         python = compile_python(context, plan, target) if is_whole else {}
+        modules, seconds = compile_modules(gate, plan, recipes)
         index, files = pack_entries(
-            target, [(c, a) for c, a, _ in answers if isinstance(a, WarmAnswer)], python
+            *(target, [(c, a) for c, a, _ in answers if isinstance(a, WarmAnswer)], python),
+            modules,
         )
-    return index, files, sum(answer.seconds for _, answer, kept in answers if not kept)
+    return index, files, seconds + sum(answer.seconds for _, answer, kept in answers if not kept)
+
+
+def compile_modules(
+    gate: ImageGate, plan: WarmPlan, recipes: Sequence[str]
+) -> tuple[tuple[WarmModules | None, dict[str, bytes]], float]:
+    """Compiles FlashInfer's modules, all or those of some recipes; with the seconds it took."""
+    # FLASHINFER_CUDA_ARCH_LIST is the image's own: modules for another card would never be found
+    cases = [] if plan.arch else module_cases(plan, recipes)
+    if not cases:
+        return (None, {}), 0.0
+    with open_modules(gate, plan) as target:
+        with log.step(f"Compiling {log.count(len(cases), 'module')} of FlashInfer"):
+            answers = kept_or_asked(target, cases)
+        packed = pack_modules(target, [answer for _, answer, _ in answers])
+    return packed, sum(answer.seconds for _, answer, kept in answers if not kept)
 
 
 def _warm_plan(workspace: Workspace, request: WarmRequest) -> WarmPlan:
@@ -153,10 +178,9 @@ def warm_image(
         words += ["--platform", plan.base.platform, *(["--offline"] if request.offline else [])]
         nodes = SlurmNodes(slurm, words, context.checkout.root)
         context = replace(context, ask=nodes.ask)
-    patterns = [p for name in request.recipes for p in plan.spec.recipes[name]]
     with context.store.in_use():
-        index, files, seconds = compile_entries(context, plan, patterns)
-        is_whole = not patterns and not request.arch
+        index, files, seconds = compile_entries(context, plan, request.recipes)
+        is_whole = not request.recipes and not request.arch
         layer = write_warm(context.store, plan, files).digest if is_whole else None
     if request.output:
         with os_errors_explained(request.output):
@@ -200,12 +224,45 @@ def report_warm(workspace: Workspace, request: WarmRequest) -> list[LibraryNeeds
         if not patterns:
             why = "no case is named for it under `warm: recipes:`"
             triton = LibraryNeeds(recipe=name, library="Triton", state="unknown", reason=why)
-        rows.append(triton)
-        for library, projects in _LIBRARIES.items():
-            wheels = [w for w in map(plan.base.find_wheel, projects) if w]
-            why = "its wheel is not in the image"
-            if wheels:
-                why = f"{wheels[0].name} {wheels[0].version} compiles at run time; no case calls it"
-            state: Literal["unknown", "none needed"] = "unknown" if wheels else "none needed"
-            rows.append(LibraryNeeds(recipe=name, library=library, state=state, reason=why))
+        rows += [triton, *(_library_needs(plan, index, name, each) for each in _LIBRARIES)]
     return rows
+
+
+def _library_needs(
+    plan: WarmPlan, index: WarmIndex | None, recipe: str, library: Library
+) -> LibraryNeeds:
+    """What a recipe needs of a library beside Triton: modules, what is known else, or nothing."""
+    named = plan.spec.modules if library == "FlashInfer" else []
+    needed = {spec.name: spec for spec in named if spec.serves(recipe)}
+    found = [
+        each
+        for each in plan.spec.findings
+        if each.library == library and any(fnmatchcase(recipe, p) for p in each.recipes)
+    ]
+    held = index.modules.entries if index and index.modules else {}
+    lacking = [
+        f"{name}: {spec.left_out or 'not compiled'}"
+        for name, spec in needed.items()
+        if name not in held
+    ]
+    lacking += [f"{x.reason} ({x.source})" for x in found if x.state == "missing"]
+    row = LibraryNeeds(recipe=recipe, library=library, state="unknown")
+    wheels = [w for w in map(plan.base.find_wheel, _LIBRARIES[library]) if w]
+    if not wheels:
+        why = "its wheel is not in the image"
+        return row.model_copy(update={"state": "none needed", "reason": why})
+    if needed or lacking:
+        counts = {"needed": len(needed), "present": len(needed.keys() & held)} if needed else {}
+        why = f"of the {log.count(len(needed), 'module')} that the engine's code names for it"
+        # an image without compilers rests on this: what was not looked at to its end is not there
+        is_all = any(each.state == "all listed" for each in found)
+        why += "" if is_all else "; others are not known"
+        state = "missing" if lacking else "present" if is_all else "unknown"
+        return row.model_copy(
+            update={**counts, "state": state, "missing": lacking, "reason": why if needed else ""}
+        )
+    if found:
+        why = "; ".join(f"{each.reason} ({each.source})" for each in found)
+        return row.model_copy(update={"state": "none needed", "reason": why})
+    why = f"{wheels[0].name} {wheels[0].version} compiles at run time; no case calls it"
+    return row.model_copy(update={"reason": why})

@@ -50,7 +50,8 @@ def image_warm_command(
 
     No GPU is needed: the cases of the shared-memory gate are called with the image's own Python,
     Triton and engine, at the image's paths, and what Triton's cache then holds is kept. Each entry
-    is judged: machine code for the card, and no more shared memory than it has. `sm120 build` does
+    is judged: machine code for the card, and no more shared memory than it has. FlashInfer's
+    modules, where the spec names some, are compiled by its own commands. `sm120 build` does
     the same where the layer is missing, and says why where it is stale.
 
     With --report, each recipe's kernels are counted by library: needed, present, missing and why.
@@ -85,6 +86,7 @@ def image_warm_command(
     rows_shown = [
         ["kernels", f"{len(kernels)} of {len({(e.module, e.kernel) for e in kernels})} functions"],
         ["launchers", str(launchers)],
+        ["modules", str(len(index.modules.entries)) if index.modules else "0"],
         ["Python files", str(index.python_files)],
         ["files", log.size(done.size_bytes)],
         ["card", f"{index.card}, Triton {index.triton}"],

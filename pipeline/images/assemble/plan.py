@@ -48,6 +48,10 @@ DEFAULT_VENV = Venv()
 _PREFIX = "org.opencontainers.image."
 # What an image with warm kernels reads them by.
 WARM_READER = Path(__file__).parents[1] / "warm" / "reader" / "sm120_warm.py"
+# By this name FlashInfer looks for modules that are compiled already.
+MODULE_READER = WARM_READER.with_name("flashinfer_jit_cache.py")
+# Raised when the same module, wheels and architectures would give another library.
+MODULE_FORMAT = 1
 # Where its Python finds what was compiled of its files, and the program that compiles them.
 PYCACHE = "opt/warm/python"
 BYTECODE = Path(__file__).parents[1] / "warm" / "python" / "bytecode.py"
@@ -151,6 +155,7 @@ class WarmPlan:
     reader: str  # the digest of what reads the entries in the image
     bytecode: str  # and of what compiles its Python files
     arch: str = ""  # another card than the image's own
+    module_reader: str = ""  # the digest of what offers FlashInfer its modules
 
     @property
     def title(self) -> str:
@@ -163,7 +168,7 @@ class WarmPlan:
     @cached_property
     def inputs(self) -> dict[str, object]:
         """All that decides its bytes, by name: Triton, flags, paths and sources are its base's."""
-        return {
+        decided: dict[str, object] = {
             "format": WARM_FORMAT,
             "base": self.base.key,
             "card": self.card,
@@ -172,6 +177,9 @@ class WarmPlan:
             "reader": self.reader,
             "bytecode": self.bytecode,
         }
+        if modules := [each.model_dump() for each in self.spec.modules]:
+            decided["modules"] = [MODULE_FORMAT, self.module_reader, modules]
+        return decided
 
     @cached_property
     def key(self) -> str:
@@ -309,8 +317,10 @@ def _plan_on(
             for path in sorted(checkout.folder(name).glob(pattern))
         ]
         cases = tuple((f"{path.parent.name}/{path.name}", _file_digest(path)) for path in paths)
-        programs = map(_file_digest, (WARM_READER, BYTECODE))
-        warm = WarmPlan(spec.name, base, spec.warm, cases, *programs)
+        reader, bytecode, offers = map(_file_digest, (WARM_READER, BYTECODE, MODULE_READER))
+        warm = WarmPlan(
+            *(spec.name, base, spec.warm, cases, reader, bytecode), module_reader=offers
+        )
         inputs["warm"] = warm.inputs
     plan = ImagePlan(spec, platform, lock, layers, base, inputs, trees, warm)
     # refuses an image on a base with too many layers before anything is fetched

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from platform import machine
@@ -67,13 +67,20 @@ def unpacked_root(store: Store, image: Built) -> Path:
 
 
 @contextmanager
-def unpacked(store: Store, image: Built) -> Iterator[Path]:
-    """Unpacks the image into a folder that goes with the block: those of an engine are 8 GB."""
-    store.need_space(image.record.unpacked_bytes)
+def unpacked(
+    store: Store, image: Built, wanted: Callable[[str], bool] = lambda _: True
+) -> Iterator[Path]:
+    """Unpacks the image into a folder that goes with the block: those of an engine are 8 GB.
+
+    With `wanted`, only the paths that it says.
+    """
+    rows = {path: row for path, row in _rows(store, image).items() if wanted(path)}
+    size = sum(row.size_bytes for _, row in rows.values())
+    store.need_space(size)
     with store.scratch() as scratch:
         root = scratch / "root"
-        with log.step(f"Unpacking {image.name}, {log.size(image.record.unpacked_bytes)}"):
-            _fill(store, _rows(store, image), root)
+        with log.step(f"Unpacking {image.name}, {log.size(size)}"):
+            _fill(store, rows, root)
         yield root
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import date
-from typing import Annotated, Any, ClassVar
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
@@ -110,6 +111,10 @@ Mode = Annotated[str, StringConstraints(pattern=r"^0[0-7]{3}$")]
 # As nvcc names them; `a` and `f` mark code for one chip or one family alone.
 Architecture = Annotated[str, StringConstraints(pattern=r"^sm_\d{2,3}[af]?$")]
 CasePattern = Annotated[str, StringConstraints(pattern=r"^[a-z0-9.*-]+$", max_length=80)]
+# FlashInfer names a module's folder and file by it: parts of it are the types it is compiled for.
+ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]{2,230}$")]
+ArgumentName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]*$")]
+Library = Literal["FlashInfer", "CuTe DSL", "DeepGEMM"]
 Summary = Annotated[str, StringConstraints(min_length=10, max_length=200)]
 
 
@@ -215,16 +220,62 @@ class AcceptedAdvisory(Frozen):
     )
 
 
+class ModuleSpec(Frozen):
+    """A module that FlashInfer compiles when an engine first calls it, and who calls it."""
+
+    name: ModuleName = Field(description="FlashInfer's own name, of its folder and file")
+    make: Annotated[
+        str,
+        StringConstraints(pattern=r"^flashinfer(\.[a-z0-9_]+)+:gen_[a-z0-9_]+$"),
+        Field(description="FlashInfer's own function that describes the module"),
+    ]
+    arguments: dict[ArgumentName, bool | int | str | None] = Field(
+        default={}, description="what it is called with; `torch.bfloat16` names a type of torch"
+    )
+    recipes: Annotated[list[CasePattern], Field(min_length=1)] = Field(
+        description="recipes whose engine calls it, by patterns of their names"
+    )
+    left_out: Reason | None = Field(
+        default=None, description="why the layer does not have it [it has it]"
+    )
+
+    def serves(self, recipe: str) -> bool:
+        """Whether a recipe's engine calls it."""
+        return any(fnmatchcase(recipe, pattern) for pattern in self.recipes)
+
+
+def _each_once(modules: list[ModuleSpec]) -> list[ModuleSpec]:
+    names = [each.name for each in modules]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"{min(twice)} is listed twice")
+    return modules
+
+
+class LibraryFinding(Frozen):
+    """What is known of a library's kernels for some recipes, and from which file of upstream."""
+
+    library: Library
+    recipes: Annotated[list[CasePattern], Field(min_length=1)]
+    state: Literal["none needed", "missing", "all listed"] = Field(
+        description="`all listed`: the engine calls no module beside those that are listed"
+    )
+    reason: Reason
+    source: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]+$")]
+
+
 class WarmSpec(Frozen):
     """Kernels that the image brings compiled, so that its first requests wait for no compiler.
 
     They are those that the cases of its base's shared-memory gate reach. `recipes` says which of
-    these cases a recipe's engine calls, by patterns of their names.
+    these cases a recipe's engine calls, by patterns of their names. `modules` are those of
+    FlashInfer, by its own names; `findings` is what is known of what no case and no module covers.
     """
 
     recipes: dict[Name, Annotated[list[CasePattern], Field(min_length=1)]] = Field(
         default={}, description="recipes, and the cases that stand for what each calls"
     )
+    modules: Annotated[list[ModuleSpec], AfterValidator(_each_once)] = []
+    findings: list[LibraryFinding] = []
 
 
 def required_results(

@@ -26,6 +26,7 @@ from pipeline.images.assemble.plan import WARM_READER, WarmPlan
 from pipeline.images.gate.arch import ObjectVerdict, judge_object, read_binary_facts
 from pipeline.images.gate.smem.cases import KernelCase
 from pipeline.images.gate.smem.limits import Card
+from pipeline.images.warm.modules import WarmModules
 from pipeline.images.warm.target import WarmAnswer, WarmTarget
 
 # Read-only in the image, and no place that `serve` mounts a volume over.
@@ -65,6 +66,7 @@ class WarmIndex(Frozen):
     site: str
     entries: dict[str, IndexedEntry]
     missing: list[LackingKernel]
+    modules: WarmModules | None = None  # of FlashInfer; `flashinfer_jit_cache.py` reads them
     python_files: int = 0  # compiled, below `PYCACHE`
 
 
@@ -96,12 +98,14 @@ def pack_entries(
     target: WarmTarget,
     answered: Sequence[tuple[KernelCase, WarmAnswer]],
     python: dict[str, bytes],
+    modules: tuple[WarmModules | None, dict[str, bytes]] = (None, {}),
 ) -> tuple[WarmIndex, dict[str, bytes]]:
     """Puts the entries of all cases together: the index, and the layer's files by their path.
 
-    `python` are files that the layer gets besides, compiled from the image's own.
+    `python` are files that the layer gets besides, compiled from the image's own, and `modules`
+    those of FlashInfer with what the index says of them.
     """
-    plan, files = target.plan, dict(python)
+    plan, files = target.plan, {**python, **modules[1]}
     served, faults = defaultdict[str, set[str]](set), dict[str, str]()
     about: dict[str, dict[str, Any]] = {}
     missing: list[LackingKernel] = []
@@ -166,6 +170,7 @@ def pack_entries(
             if not faults[key]
         },
         missing=sorted(missing, key=lambda each: (each.case, each.kernel)),
+        modules=modules[0],
         python_files=len(python),
     )
     files[INDEX] = canonical_json(index.model_dump(mode="json")) + b"\n"

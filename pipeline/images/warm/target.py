@@ -27,7 +27,7 @@ from pipeline.core.model import Frozen, canonical_json, sha256_of
 from pipeline.images.assemble.image import assemble_images
 from pipeline.images.assemble.plan import BYTECODE, WARM_FORMAT, WarmPlan
 from pipeline.images.gate.smem.cases import KernelCase
-from pipeline.images.gate.smem.engine import layer_of, locked_wheel, unpack_kept
+from pipeline.images.gate.smem.engine import GateContext, layer_of, locked_wheel, unpack_kept
 from pipeline.images.gate.smem.environment import Environment
 from pipeline.images.gate.smem.image_gate import ImageGate
 from pipeline.images.gate.smem.limits import card_for
@@ -35,11 +35,11 @@ from pipeline.images.gate.smem.results import WorkerAnswer
 from pipeline.images.gate.smem.run import WORKER, GateTarget, worker_digest
 from pipeline.images.source.toolchain import unpacked_root
 
-INSIDE = Path(__file__).with_name("inside")
+INSIDE, COMPILER = (Path(__file__).with_name(name) for name in ("inside", "compiler"))
 # In the root that a worker sees: programs, which it only reads, and what it was given.
-_PROGRAMS, _GIVEN = "/warm-programs", "/warm"
-_GATE, _STUBS = f"{_PROGRAMS}/gate", f"{_PROGRAMS}/stubs"
-COMPILES_PYTHON = f"{_PROGRAMS}/{BYTECODE.name}"
+PROGRAMS, GIVEN = "/warm-programs", "/warm"
+_GATE, STUBS = f"{PROGRAMS}/gate", f"{PROGRAMS}/stubs"
+COMPILES_PYTHON = f"{PROGRAMS}/{BYTECODE.name}"
 # The gate leaves headers out; Triton compiles a launcher for each kernel with these.
 _HEADERS = "triton/backends/nvidia/include/"
 
@@ -69,11 +69,11 @@ class RootedSandbox(Sandbox):
     ) -> list[str]:
         """The command that starts another one inside; programs are in the root already."""
         given = [*write, *(path for path in read if path.is_file())]
-        places = {str(path.absolute()): f"{_GIVEN}/{path.name}" for path in given}
+        places = {str(path.absolute()): f"{GIVEN}/{path.name}" for path in given}
         request: dict[str, object] = {"kind": "namespaces", "held": [], "read": [], "write": []}
         request |= {"system": self.system, "root": str(root.absolute())}
         request |= {"cwd": places[str(cwd.absolute())], "mounts": list(places.items())}
-        places[str(INSIDE)] = f"{_PROGRAMS}/{INSIDE.name}"
+        places |= {str(path): f"{PROGRAMS}/{path.name}" for path in (INSIDE, COMPILER)}
         words = [places.get(word, word) for word in command]
         return [sys.executable, "-I", "-S", str(START), json.dumps(request), *words]
 
@@ -118,7 +118,7 @@ class WarmTarget(GateTarget):
 
     def variables(self, cases: Sequence[KernelCase], work: Path) -> dict[str, str]:
         own = {k: v for p in self.plan.base.chain() for k, v in p.spec.env.items()}
-        folder = f"{_GIVEN}/{work.name}"
+        folder = f"{GIVEN}/{work.name}"
         # caches below the image's home, which is not there
         own = {k: v.replace(own.get("HOME", "/root"), folder) for k, v in own.items()}
         return {
@@ -129,7 +129,7 @@ class WarmTarget(GateTarget):
             "PYTHONPATH": self.site,
             "PYTHONPYCACHEPREFIX": "",  # the environment's own files lie beside their sources
             "PYTHONHASHSEED": "0",
-            **dict.fromkeys(("LD_LIBRARY_PATH", "TRITON_LIBCUDA_PATH"), _STUBS),
+            **dict.fromkeys(("LD_LIBRARY_PATH", "TRITON_LIBCUDA_PATH"), STUBS),
             **{"OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin:/usr/sbin"},
         }
 
@@ -146,10 +146,8 @@ class WarmTarget(GateTarget):
         return sha256_of(canonical_json({"warm": WARM_FORMAT, "decided": decided}))
 
 
-@contextmanager
-def open_warm(gate: ImageGate, plan: WarmPlan) -> Iterator[WarmTarget]:
-    """Makes the root that workers see; it goes with the block."""
-    context, environment, store = gate.context, gate.environment, gate.context.store
+def rooted_sandbox(context: GateContext, plan: WarmPlan) -> Sandbox:
+    """The sandbox in which a root of our own can be shown; refuses where there is none."""
     sandbox = find_sandbox()
     if sandbox.kind != "namespaces":
         raise GateEnvironment(
@@ -163,6 +161,14 @@ def open_warm(gate: ImageGate, plan: WarmPlan) -> Iterator[WarmTarget]:
             " another processor writes entries that the image's own would not find",
             "Make it on a machine of that platform; --layers-from takes it from there.",
         )
+    return sandbox
+
+
+@contextmanager
+def open_warm(gate: ImageGate, plan: WarmPlan) -> Iterator[WarmTarget]:
+    """Makes the root that workers see; it goes with the block."""
+    context, environment, store = gate.context, gate.environment, gate.context.store
+    sandbox = rooted_sandbox(context, plan)
     tree, card = gate.patched(), card_for(plan.card)
     (python,) = assemble_images(
         context.checkout, store, [plan.base.chain()[0]], context.make_fetcher
@@ -172,7 +178,7 @@ def open_warm(gate: ImageGate, plan: WarmPlan) -> Iterator[WarmTarget]:
     layers = context.layers([layer_of(plan.base, triton, plan.base.architecture)])
     with store.scratch() as scratch:
         root = scratch / "root"
-        below = {name: root / name.strip("/") for name in (site, _STUBS, _GATE, _PROGRAMS)}
+        below = {name: root / name.strip("/") for name in (site, STUBS, _GATE, PROGRAMS)}
         linked = {base: root, environment.folder / "site": below[site], tree.folder: below[site]}
         # ptxas writes the time of each source that it finds into the code: they have the image's
         timed = (f"{environment.folder}/site/triton/", f"{tree.folder}/")
@@ -192,12 +198,12 @@ def open_warm(gate: ImageGate, plan: WarmPlan) -> Iterator[WarmTarget]:
                     dirs_exist_ok=True,
                     copy_function=give,
                 )
-            shutil.copytree(environment.folder / "stubs", below[_STUBS])
+            shutil.copytree(environment.folder / "stubs", below[STUBS])
             # what -lcuda asks for; the driver brings the real one
-            (below[_STUBS] / "libcuda.so").symlink_to("libcuda.so.1")
+            (below[STUBS] / "libcuda.so").symlink_to("libcuda.so.1")
             shutil.copytree(WORKER, below[_GATE])
-            shutil.copytree(INSIDE, below[_PROGRAMS] / INSIDE.name)
-            shutil.copy(BYTECODE, below[_PROGRAMS])
+            shutil.copytree(INSIDE, below[PROGRAMS] / INSIDE.name)
+            shutil.copy(BYTECODE, below[PROGRAMS])
             unpack_kept(
                 *(store, layers),
                 lambda row: row.path if row.path.startswith(f"{site}/{_HEADERS}") else None,

@@ -18,6 +18,7 @@ from pipeline.artifacts.store.store import open_store
 from pipeline.core.errors import SpecInvalid, UnknownImage
 from pipeline.images.assemble.plan import WarmPlan, plan_image
 from pipeline.images.gate.smem.engine import GateContext
+from pipeline.images.spec.image import Library
 from pipeline.images.warm.layer import (
     INDEX,
     IndexedEntry,
@@ -25,6 +26,7 @@ from pipeline.images.warm.layer import (
     WarmIndex,
     write_warm,
 )
+from pipeline.images.warm.modules import IndexedModule, WarmModules
 
 ROOT = Path(__file__).resolve().parents[3]
 THINKING = "kimi-k2-thinking-nvfp4-sglang-8x"
@@ -61,9 +63,73 @@ def test_without_a_layer_every_kernel_is_missing(workspace: Workspace) -> None:
     assert triton.needed == len(triton.missing)
     assert triton.needed
     assert "there is no layer yet" in triton.reason
-    states = {row.library: row.state for row in others}
-    # what is in the image and called by no case is not known; never counted as there
-    assert states == {"FlashInfer": "unknown", "CuTe DSL": "unknown", "DeepGEMM": "unknown"}
+    flashinfer, *none_needed = others
+    # no layer holds them yet
+    assert (flashinfer.state, flashinfer.needed, flashinfer.present) == ("missing", 2, 0)
+    assert flashinfer.missing == [
+        "fp4_quantization_120: not compiled",
+        "fp4_gemm_cutlass_sm120: not compiled",
+    ]
+    assert {row.state for row in none_needed} == {"none needed"}
+    assert "sglang/srt/layers/quantization/fp8_utils.py" in none_needed[1].reason
+
+
+def rows_of(workspace: Workspace, changes: dict[str, Any], held: WarmModules | None) -> Any:
+    """What is reported of each library where the spec says something else."""
+    plan = plan_here(workspace)
+    plan = replace(plan, spec=plan.spec.model_copy(update=changes))
+    index = WarmIndex(
+        image="sglang-k2",
+        card="sm_120",
+        triton="3.5.1",
+        site="/opt/venv",
+        entries={},
+        missing=[],
+        modules=held,
+    )
+    known: list[Library] = ["FlashInfer", "CuTe DSL", "DeepGEMM"]
+    return [warm._library_needs(plan, index, THINKING, library) for library in known]
+
+
+def test_what_nobody_looked_at_stays_unknown(workspace: Workspace) -> None:
+    rows = rows_of(workspace, {"modules": [], "findings": []}, None)
+    assert [(row.state, row.needed, row.present) for row in rows] == [("unknown", None, 0)] * 3
+    assert "flashinfer-python 0.6.1 compiles at run time; no case calls it" in rows[0].reason
+    # what is known of other recipes says nothing of this one
+    finding = plan_here(workspace).spec.findings[1].model_copy(update={"recipes": ["glm-*"]})
+    rows = rows_of(workspace, {"modules": [], "findings": [finding]}, None)
+    assert [row.state for row in rows] == ["unknown"] * 3
+
+
+def test_modules_count_by_what_the_layer_has_of_them(workspace: Workspace) -> None:
+    quantization, gemm = plan_here(workspace).spec.modules
+    entry = IndexedModule(
+        make=quantization.make, sha256="0" * 64, size_bytes=1, recipes=quantization.recipes
+    )
+    held = WarmModules(
+        flashinfer="0.6.1",
+        architectures="12.0a",
+        site="/opt/venv",
+        entries={quantization.name: entry},
+    )
+    row, *_ = rows_of(workspace, {}, held)
+    assert (row.state, row.needed, row.present) == ("missing", 2, 1)
+    assert row.missing == ["fp4_gemm_cutlass_sm120: not compiled"]
+    slow = gemm.model_copy(update={"left_out": "it takes an hour"})
+    row, *_ = rows_of(workspace, {"modules": [quantization, slow]}, held)
+    assert row.missing == ["fp4_gemm_cutlass_sm120: it takes an hour"]
+    row, *_ = rows_of(workspace, {"modules": [quantization]}, held)
+    assert (row.state, row.needed, row.present, row.missing) == ("present", 1, 1, [])
+    row, *_ = rows_of(workspace, {"modules": [quantization], "findings": []}, held)
+    # what nobody looked for is not known to be there
+    assert (row.state, row.needed, row.present) == ("unknown", 1, 1)
+    assert "others are not known" in row.reason
+    finding = plan_here(workspace).spec.findings[1]
+    missing = finding.model_copy(update={"library": "FlashInfer", "state": "missing"})
+    row, *_ = rows_of(workspace, {"modules": [quantization], "findings": [missing]}, held)
+    # all that is listed is there, and more is known to be called
+    assert (row.state, row.needed, row.present) == ("missing", 1, 1)
+    assert finding.reason in row.missing[0]
 
 
 def test_the_report_counts_what_the_layer_has_and_says_why_not(workspace: Workspace) -> None:
