@@ -493,16 +493,13 @@ def find_cases(
             hint = "`not_judged` in the image's gates/engine.yaml says so."
             return cases, errors.CaseNotFound(f"{message}. {reasons[0]}", hint)
     judged = tracebacks.known_names(gates)
-    near = [close for name in kernels if name in missing for close in _near(name, judged)]
+    near: list[str] = []
+    for part in [name.strip("*") for name in kernels if name in missing]:
+        # names that hold it, the shortest first; else those that are written alike
+        holding = sorted((each for each in judged if part in each), key=lambda n: (len(n), n))
+        near += holding or get_close_matches(part, sorted(judged), n=2, cutoff=0.8)
     hint = f"{errors.did_you_mean(near[:3])}{errors.CaseNotFound.hint}" if near else ""
     return cases, errors.CaseNotFound(message, hint)
-
-
-def _near(name: str, names: set[str]) -> list[str]:
-    """Names that hold it, the shortest first; else those that are written alike."""
-    part = name.strip("*")
-    holding = sorted((each for each in names if part in each), key=lambda n: (len(n), n))
-    return holding or get_close_matches(part, sorted(names), n=2, cutoff=0.8)
 
 
 Results = dict[Built, ImageRun]

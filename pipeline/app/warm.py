@@ -21,7 +21,7 @@ from pipeline.images.assemble.golden import read_golden
 from pipeline.images.assemble.plan import WarmPlan
 from pipeline.images.gate.smem.cases import read_gates
 from pipeline.images.gate.smem.engine import GateContext
-from pipeline.images.gate.smem.image_gate import ImageGate, open_gate
+from pipeline.images.gate.smem.image_gate import open_gate
 from pipeline.images.gate.smem.run import kept_or_asked
 from pipeline.images.spec.image import Library
 from pipeline.images.warm.bytecode import compile_python
@@ -78,6 +78,51 @@ class LibraryNeeds(Frozen):
     missing: list[str] = []
     reason: str = ""
 
+    @classmethod
+    def of(
+        cls, plan: WarmPlan, index: WarmIndex | None, recipe: str, library: Library
+    ) -> LibraryNeeds:
+        """What a recipe needs of another library than Triton, as far as it is known."""
+        named = plan.spec.modules if library == "FlashInfer" else []
+        needed = {spec.name: spec for spec in named if spec.serves(recipe)}
+        found = [
+            each
+            for each in plan.spec.findings
+            if each.library == library and any(fnmatchcase(recipe, p) for p in each.recipes)
+        ]
+        held = index.modules.entries if index and index.modules else {}
+        lacking = [
+            f"{name}: {spec.left_out or 'not compiled'}"
+            for name, spec in needed.items()
+            if name not in held
+        ]
+        lacking += [f"{x.reason} ({x.source})" for x in found if x.state == "missing"]
+        row = cls(recipe=recipe, library=library, state="unknown")
+        wheels = [w for w in map(plan.base.find_wheel, _LIBRARIES[library]) if w]
+        if not wheels:
+            why = "its wheel is not in the image"
+            return row.model_copy(update={"state": "none needed", "reason": why})
+        if needed or lacking:
+            counts = {"needed": len(needed), "present": len(needed.keys() & held)} if needed else {}
+            why = f"of the {log.count(len(needed), 'module')} that the engine's code names for it"
+            # an image without compilers rests on it: what nobody looked at is not there
+            is_all = any(each.state == "all listed" for each in found)
+            why += "" if is_all else "; others are not known"
+            state = "missing" if lacking else "present" if is_all else "unknown"
+            return row.model_copy(
+                update={
+                    **counts,
+                    "state": state,
+                    "missing": lacking,
+                    "reason": why if needed else "",
+                }
+            )
+        if found:
+            why = "; ".join(f"{each.reason} ({each.source})" for each in found)
+            return row.model_copy(update={"state": "none needed", "reason": why})
+        why = f"{wheels[0].name} {wheels[0].version} compiles at run time; no case calls it"
+        return row.model_copy(update={"reason": why})
+
 
 def make_warm(context: GateContext, plans: Sequence[WarmPlan]) -> None:
     """Makes warm layers, and says what changed where an image had another one before."""
@@ -122,30 +167,21 @@ def compile_entries(
                 f"{plan.title}: {log.count(len(lost), 'case')} without an answer; {first}",
                 "Run it again: the other cases are kept, and only these are asked.",
             )
+        seconds = sum(answer.seconds for _, answer, kept in answers if not kept)
         # a part of the layer, or one for another card, is for looking at kernels
         is_whole = not patterns and not plan.arch
         python = compile_python(context, plan, target) if is_whole else {}
-        modules, seconds = compile_modules(gate, plan, recipes)
-        index, files = pack_entries(
-            *(target, [(c, a) for c, a, _ in answers if isinstance(a, WarmAnswer)], python),
-            modules,
-        )
-    return index, files, seconds + sum(answer.seconds for _, answer, kept in answers if not kept)
-
-
-def compile_modules(
-    gate: ImageGate, plan: WarmPlan, recipes: Sequence[str]
-) -> tuple[tuple[WarmModules | None, dict[str, bytes]], float]:
-    """Compiles FlashInfer's modules, all or those of some recipes; with the seconds it took."""
-    # FLASHINFER_CUDA_ARCH_LIST is the image's own: modules for another card would never be found
-    cases = [] if plan.arch else module_cases(plan, recipes)
-    if not cases:
-        return (None, {}), 0.0
-    with open_modules(gate, plan) as target:
-        with log.step(f"Compiling {log.count(len(cases), 'module')} of FlashInfer"):
-            answers = kept_or_asked(target, cases)
-        packed = pack_modules(target, [answer for _, answer, _ in answers])
-    return packed, sum(answer.seconds for _, answer, kept in answers if not kept)
+        modules: tuple[WarmModules | None, dict[str, bytes]] = (None, {})
+        # FLASHINFER_CUDA_ARCH_LIST is the image's own: those for another card would not be found
+        if asked := [] if plan.arch else module_cases(plan, recipes):
+            with open_modules(gate, plan) as flashinfer:
+                with log.step(f"Compiling {log.count(len(asked), 'module')} of FlashInfer"):
+                    made = kept_or_asked(flashinfer, asked)
+                modules = pack_modules(flashinfer, [answer for _, answer, _ in made])
+            seconds += sum(answer.seconds for _, answer, kept in made if not kept)
+        named = [(c, a) for c, a, _ in answers if isinstance(a, WarmAnswer)]
+        index, files = pack_entries(target, named, python, modules)
+    return index, files, seconds
 
 
 def _warm_plan(workspace: Workspace, request: WarmRequest) -> WarmPlan:
@@ -224,45 +260,5 @@ def report_warm(workspace: Workspace, request: WarmRequest) -> list[LibraryNeeds
         if not patterns:
             why = "no case is named for it under `warm: recipes:`"
             triton = LibraryNeeds(recipe=name, library="Triton", state="unknown", reason=why)
-        rows += [triton, *(_library_needs(plan, index, name, each) for each in _LIBRARIES)]
+        rows += [triton, *(LibraryNeeds.of(plan, index, name, each) for each in _LIBRARIES)]
     return rows
-
-
-def _library_needs(
-    plan: WarmPlan, index: WarmIndex | None, recipe: str, library: Library
-) -> LibraryNeeds:
-    """What a recipe needs of a library beside Triton: modules, what is known else, or nothing."""
-    named = plan.spec.modules if library == "FlashInfer" else []
-    needed = {spec.name: spec for spec in named if spec.serves(recipe)}
-    found = [
-        each
-        for each in plan.spec.findings
-        if each.library == library and any(fnmatchcase(recipe, p) for p in each.recipes)
-    ]
-    held = index.modules.entries if index and index.modules else {}
-    lacking = [
-        f"{name}: {spec.left_out or 'not compiled'}"
-        for name, spec in needed.items()
-        if name not in held
-    ]
-    lacking += [f"{x.reason} ({x.source})" for x in found if x.state == "missing"]
-    row = LibraryNeeds(recipe=recipe, library=library, state="unknown")
-    wheels = [w for w in map(plan.base.find_wheel, _LIBRARIES[library]) if w]
-    if not wheels:
-        why = "its wheel is not in the image"
-        return row.model_copy(update={"state": "none needed", "reason": why})
-    if needed or lacking:
-        counts = {"needed": len(needed), "present": len(needed.keys() & held)} if needed else {}
-        why = f"of the {log.count(len(needed), 'module')} that the engine's code names for it"
-        # an image without compilers rests on this: what was not looked at to its end is not there
-        is_all = any(each.state == "all listed" for each in found)
-        why += "" if is_all else "; others are not known"
-        state = "missing" if lacking else "present" if is_all else "unknown"
-        return row.model_copy(
-            update={**counts, "state": state, "missing": lacking, "reason": why if needed else ""}
-        )
-    if found:
-        why = "; ".join(f"{each.reason} ({each.source})" for each in found)
-        return row.model_copy(update={"state": "none needed", "reason": why})
-    why = f"{wheels[0].name} {wheels[0].version} compiles at run time; no case calls it"
-    return row.model_copy(update={"reason": why})

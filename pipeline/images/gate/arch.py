@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, ClassVar
@@ -206,6 +206,11 @@ def judge_object(
     else:
         verdict, message = ObjectVerdict.RUNS, "runs"
     return Judgement(verdict, message, running, jitted, total)
+
+
+def judge_bytes(data: bytes, arch: str) -> Judgement:
+    """A verdict on an object in memory."""
+    return judge_object(read_binary_facts(partial(iter, [data]), len(data)), arch)
 
 
 def target_of(arch: str) -> CodeTarget:

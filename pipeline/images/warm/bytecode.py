@@ -41,7 +41,7 @@ def compile_python(context: GateContext, plan: WarmPlan, target: WarmTarget) -> 
         )
         names = sorted(str(path.relative_to(work)) for path in work.rglob("*.py") if path.is_file())
 
-        def compile_part(number: int) -> None:
+        def run(number: int) -> None:
             listed = f"part-{number}"
             (work / listed).write_text("\n".join(names[number::_PARTS]), encoding="utf-8")
             done = target.sandbox.run(
@@ -55,7 +55,7 @@ def compile_python(context: GateContext, plan: WarmPlan, target: WarmTarget) -> 
                 raise StepFailed(f"{plan.title}: Python files were not compiled: {why}")
 
         with os_errors_explained(work):
-            on_all_cores(compile_part, range(_PARTS))
+            on_all_cores(run, range(_PARTS))
             tag = f"cpython-{version.replace('.', '')}"
             compiled = {name: work / f"{name}c" for name in names}
             return {

@@ -12,7 +12,6 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any
 
 from pipeline.artifacts.oci.record import Kind, LayerRecord
@@ -23,7 +22,7 @@ from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.model import Frozen, canonical_json
 from pipeline.images.assemble.layer import Entry, read_layer_file, with_parents, write_layer
 from pipeline.images.assemble.plan import WARM_READER, WarmPlan
-from pipeline.images.gate.arch import ObjectVerdict, judge_object, read_binary_facts
+from pipeline.images.gate.arch import ObjectVerdict, judge_bytes
 from pipeline.images.gate.smem.cases import KernelCase
 from pipeline.images.gate.smem.limits import Card
 from pipeline.images.warm.modules import WarmModules
@@ -77,7 +76,7 @@ def entry_fault(files: dict[str, bytes], card: Card) -> str:
     """
     cubins = {name: data for name, data in files.items() if name.endswith(".cubin")}
     for name, data in cubins.items():
-        verdict = judge_object(read_binary_facts(partial(iter, [data]), len(data)), card.arch)
+        verdict = judge_bytes(data, card.arch)
         if verdict.verdict is not ObjectVerdict.RUNS:
             return f"{name}: {verdict.message}"
         try:

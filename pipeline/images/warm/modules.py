@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,9 +22,9 @@ from pipeline.core.files import os_errors_explained, unpacked_whole
 from pipeline.core.model import Frozen, canonical_json, sha256_of
 from pipeline.images.assemble.image import assemble_images
 from pipeline.images.assemble.plan import MODULE_FORMAT, MODULE_READER, WarmPlan
-from pipeline.images.gate.arch import ObjectVerdict, judge_object, read_binary_facts
+from pipeline.images.gate.arch import ObjectVerdict, judge_bytes
 from pipeline.images.gate.smem.image_gate import ImageGate
-from pipeline.images.gate.smem.limits import Card, card_for
+from pipeline.images.gate.smem.limits import card_for
 from pipeline.images.gate.smem.results import CaseReply
 from pipeline.images.gate.smem.run import WorkerTarget, worker_digest
 from pipeline.images.source.toolchain import unpacked, unpacked_root
@@ -185,8 +184,9 @@ def pack_modules(
         if hashlib.sha256(data).hexdigest() != answer.sha256:
             raise StepFailed(f"{title} is not what its worker compiled")
         # FlashInfer loads a library without a look at what it holds
-        if fault := module_fault(data, card):
-            raise StepFailed(f"{title}: {fault}")
+        judged = judge_bytes(data, card.arch)
+        if judged.verdict is not ObjectVerdict.RUNS:
+            raise StepFailed(f"{title}: {judged.message}")
         files[f"{FOLDER}/{answer.case}/{answer.case}.so"] = data
         entries[answer.case] = IndexedModule(
             make=spec.make, sha256=answer.sha256, size_bytes=len(data), recipes=spec.recipes
@@ -205,12 +205,6 @@ def pack_modules(
         ],
     )
     return modules, files
-
-
-def module_fault(data: bytes, card: Card) -> str:
-    """Why a card cannot use a module; empty for a good one."""
-    judged = judge_object(read_binary_facts(partial(iter, [data]), len(data)), card.arch)
-    return "" if judged.verdict is ObjectVerdict.RUNS else judged.message
 
 
 def module_cases(plan: WarmPlan, recipes: Sequence[str] = ()) -> list[ModuleCase]:
@@ -242,10 +236,14 @@ def open_modules(gate: ImageGate, plan: WarmPlan) -> Iterator[ModuleTarget]:
             return ".so" not in name or name.startswith(_LINKED) or "/tvm_ffi/" in path
         return path.startswith("usr/local/cuda") or path == f"{plan.base.venv.bin}/ninja"
 
+    def give(source: str, to: str) -> None:
+        # a link costs no room; workers only read it
+        if not os.path.lexists(to):
+            os.link(source, to, follow_symlinks=False)
+
     with unpacked(store, base, wanted) as root, os_errors_explained(root):
         for source, to in {system: root, environment.folder / "site": root / site}.items():
-            # a link costs no room; workers only read it
-            shutil.copytree(source, to, symlinks=True, dirs_exist_ok=True, copy_function=_link)
+            shutil.copytree(source, to, symlinks=True, dirs_exist_ok=True, copy_function=give)
         shutil.copytree(environment.folder / "stubs", root / STUBS.strip("/"))
         shutil.copytree(COMPILER, root / PROGRAMS.strip("/") / COMPILER.name)
         # the image's libcuda.so leads to the driver's library, which a container brings
@@ -261,8 +259,3 @@ def open_modules(gate: ImageGate, plan: WarmPlan) -> Iterator[ModuleTarget]:
             sandbox=RootedSandbox(**sandbox.model_dump(), system=str(root.absolute())),
             ask=context.ask,
         )
-
-
-def _link(source: str, to: str) -> None:
-    if not os.path.lexists(to):
-        os.link(source, to, follow_symlinks=False)

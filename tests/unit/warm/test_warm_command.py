@@ -88,7 +88,7 @@ def rows_of(workspace: Workspace, changes: dict[str, Any], held: WarmModules | N
         modules=held,
     )
     known: list[Library] = ["FlashInfer", "CuTe DSL", "DeepGEMM"]
-    return [warm._library_needs(plan, index, THINKING, library) for library in known]
+    return [warm.LibraryNeeds.of(plan, index, THINKING, library) for library in known]
 
 
 def test_what_nobody_looked_at_stays_unknown(workspace: Workspace) -> None:

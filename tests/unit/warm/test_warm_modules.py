@@ -25,12 +25,11 @@ from pipeline.images.warm.modules import (
     ModuleAnswer,
     ModuleTarget,
     module_cases,
-    module_fault,
     pack_modules,
 )
 from pipeline.images.warm.target import COMPILER, RootedEnvironment, RootedSandbox
 from tests.unit.gate.smem.test_run import FACTS
-from tests.unit.warm.test_warm_layer import CARD, CHECKOUT, CUBINS
+from tests.unit.warm.test_warm_layer import CHECKOUT, CUBINS
 
 MAKE = "flashinfer.jit.page:gen_page_module"
 PAGE = ModuleSpec(name="page", make=MAKE, recipes=["kimi-*"])
@@ -99,8 +98,7 @@ def test_a_module_lies_where_its_reader_looks_with_its_digest_and_recipes(
 def test_a_module_without_machine_code_for_the_card_stops_the_layer(
     data: bytes, reason: str, target: ModuleTarget
 ) -> None:
-    assert reason in module_fault(data, CARD)
-    with pytest.raises(StepFailed, match="warm-image warm kernels: page"):
+    with pytest.raises(StepFailed, match=f"warm-image warm kernels: page: .*{reason}"):
         pack_modules(target, [compiled(data)])
 
 
