@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from pipeline.core.errors import SpecInvalid
+from pipeline.core.errors import PipelineError, SpecInvalid
 from pipeline.core.files import read_limited
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -36,21 +36,23 @@ class _UniqueKeys(_FastLoader):  # type: ignore[misc, valid-type]
         return result
 
 
-def read_yaml(path: Path, model: type[Model]) -> Model:
+def read_yaml(path: Path, model: type[Model], invalid: type[PipelineError] = SpecInvalid) -> Model:
     """A file as a closed model, or an error that names the file and every wrong field."""
-    return parse_yaml(read_limited(path, MAX_FILE_BYTES, SpecInvalid), model, path)
+    return parse_yaml(read_limited(path, MAX_FILE_BYTES, invalid), model, path, invalid)
 
 
-def parse_yaml(data: bytes, model: type[Model], path: Path) -> Model:
+def parse_yaml(
+    data: bytes, model: type[Model], path: Path, invalid: type[PipelineError] = SpecInvalid
+) -> Model:
     """The same of bytes that are to be written to the file."""
     try:
         return cast(Model, _parsed(data, model))
     except ValidationError as error:
-        raise SpecInvalid(f"{path}: {mistakes(error, model)}", _hint(path, model)) from error
+        raise invalid(f"{path}: {mistakes(error, model)}", _hint(path, model)) from error
     # besides its own errors, PyYAML lets those of int(), float() and date() through
     except (yaml.YAMLError, ValueError, AttributeError) as error:
         message = f"{path}: not valid YAML: {' '.join(str(error).split())}"
-        raise SpecInvalid(message, _hint(path, model)) from error
+        raise invalid(message, _hint(path, model)) from error
 
 
 def mistakes(error: ValidationError, model: type[BaseModel] | None = None) -> str:

@@ -135,10 +135,7 @@ def read_trust(path: Path) -> Trust:
     """The trust file, or an error with the reason why it cannot be used."""
     if not path.exists():
         raise TrustInvalid(f"{path}: no such trust file")
-    try:
-        return read_yaml(path, Trust)
-    except SpecInvalid as error:
-        raise TrustInvalid(str(error), error.hint) from error
+    return read_yaml(path, Trust, TrustInvalid)
 
 
 def with_own_keys(trust: Trust | None, public_keys: Sequence[Path]) -> Trust | None:

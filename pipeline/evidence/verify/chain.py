@@ -36,7 +36,7 @@ from pipeline.artifacts.attest.statement import read_stamp
 from pipeline.artifacts.attest.strict import plain, read_signed_json
 from pipeline.artifacts.attest.trust import Trust
 from pipeline.core import log
-from pipeline.core.errors import RecordInvalid, SpecInvalid, TrustInvalid
+from pipeline.core.errors import RecordInvalid, TrustInvalid
 from pipeline.core.model import FILE_VERSION, Digest, Frozen, Name, canonical_json
 from pipeline.core.yaml_file import read_yaml
 from pipeline.evidence.statements.provenance import read_provenance
@@ -340,10 +340,7 @@ class Policy(Frozen):
 
 def read_policy(path: Path) -> Policy:
     """The policy file, or an error with the reason why it cannot be used."""
-    try:
-        return read_yaml(path, Policy)
-    except SpecInvalid as error:
-        raise TrustInvalid(str(error), error.hint) from error
+    return read_yaml(path, Policy, TrustInvalid)
 
 
 def judge_policy(policy: Policy, judged: JudgedEvidence, now: datetime) -> Node:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, RootModel
 
-from pipeline.core.errors import GateInvalid, SpecInvalid
+from pipeline.core.errors import GateInvalid
 from pipeline.core.model import Frozen, Name
 from pipeline.core.yaml_file import read_yaml
 from pipeline.images.gate.files import gate_files
@@ -92,10 +92,7 @@ def read_numeric_cases(checkout: Checkout, image: str, gates: Gates) -> list[Ker
     specs: dict[tuple[str, str], tuple[Path, NumericsSpec]] = {}
     for path in gate_files(checkout, image, "numerics").values():
         if path.name == "numerics.yaml":
-            try:
-                read = read_yaml(path, NumericsFile).root
-            except SpecInvalid as error:
-                raise GateInvalid(str(error), error.hint) from error
+            read = read_yaml(path, NumericsFile, GateInvalid).root
             specs |= {(g, name): (path, spec) for g, x in read.items() for name, spec in x.items()}
     known = {(g, spec.name): spec for g, x in gates.gates.items() for spec in x.whole_cases()}
     cases: list[KernelCase] = []

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, RootModel, StringConstraints
 
-from pipeline.core.errors import GateInvalid, SpecInvalid, there_are
+from pipeline.core.errors import GateInvalid, there_are
 from pipeline.core.model import Frozen, Name
 from pipeline.core.yaml_file import read_yaml
 from pipeline.images.gate.files import Module, parser_files
@@ -283,9 +283,9 @@ def read_parser_gates(checkout: Checkout, image: str) -> ParserGates:
             "`sm120 gate run sglang-k2 --only parsers` has some.",
         )
     try:
-        file = read_yaml(files["parsers.yaml"], ParsersFile)
-        formats = read_yaml(files["formats.yaml"], FormatsFile).root
-        truths = read_yaml(files["truths.yaml"], TruthsFile)
+        file = read_yaml(files["parsers.yaml"], ParsersFile, GateInvalid)
+        formats = read_yaml(files["formats.yaml"], FormatsFile, GateInvalid).root
+        truths = read_yaml(files["truths.yaml"], TruthsFile, GateInvalid)
         cases = []
         for name, family in file.families.items():
             if family.format not in formats:
@@ -305,8 +305,6 @@ def read_parser_gates(checkout: Checkout, image: str) -> ParserGates:
         cases = [c for c in cases if c.name in absent.get(c.endpoint, (c.name,))]
     except KeyError as error:
         raise GateInvalid(f"images/common/gates/parsers: {error} is missing") from error
-    except SpecInvalid as error:
-        raise GateInvalid(str(error), error.hint) from error
     if not cases or len(cases) > MOST_CASES:
         where = files["parsers.yaml"]
         raise GateInvalid(f"{where}: {len(cases)} cases; between 1 and {MOST_CASES} are allowed")

@@ -359,10 +359,7 @@ def _gates_in(folder: Path, setup_json: str, files: tuple[tuple[Path, bytes], ..
     setup = EngineSetup.model_validate_json(setup_json)
     gates: dict[str, GateFile] = {}
     for path, data in files:
-        try:
-            file = parse_yaml(data, GateFile, path)
-        except SpecInvalid as error:
-            raise GateInvalid(str(error), error.hint) from error
+        file = parse_yaml(data, GateFile, path, GateInvalid)
         if file.engine != setup.package:
             raise GateInvalid(f"{path}: engine: is not {setup.package}")
         if shared := gates.get(path.stem):

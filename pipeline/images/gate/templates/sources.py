@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from pipeline.core import log
-from pipeline.core.errors import GateInvalid, SpecInvalid, TemplateUnusable, there_are
+from pipeline.core.errors import GateInvalid, TemplateUnusable, there_are
 from pipeline.core.files import write_bytes
 from pipeline.core.model import Digest, Frozen, Name, RelativePath, sha256_of
 from pipeline.core.yaml_file import read_yaml
@@ -197,18 +197,16 @@ def read_template_gates(checkout: Checkout, image: str) -> TemplateGates:
         )
     own = files["templates.yaml"]
     try:
-        file = read_yaml(own, TemplatesFile)
-        sources = read_yaml(files["sources.yaml"], SourcesFile)
-        parsers = read_yaml(files["parsers.yaml"], ParsersFile)
-        formats = read_yaml(files["formats.yaml"], FormatsFile).root
+        file = read_yaml(own, TemplatesFile, GateInvalid)
+        sources = read_yaml(files["sources.yaml"], SourcesFile, GateInvalid)
+        parsers = read_yaml(files["parsers.yaml"], ParsersFile, GateInvalid)
+        formats = read_yaml(files["formats.yaml"], FormatsFile, GateInvalid).root
         markers = {}
         for name, known in parsers.families.items():
             form = whole_format(known.format, formats)
             markers[name] = [*form.markers, *form.turns]
     except KeyError as error:
         raise GateInvalid(f"images/common/gates: {error} is missing") from error
-    except SpecInvalid as error:
-        raise GateInvalid(str(error), error.hint) from error
     for name, family in file.families.items():
         if family.template and family.template not in sources.templates:
             known_templates = there_are(family.template, sources.templates)
