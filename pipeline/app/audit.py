@@ -257,7 +257,7 @@ def audit_images(workspace: Workspace, request: AuditRequest) -> AuditResult:
     for image in images:
         audit, accepted = None, list[AcceptedAdvisory]()
         # also of a published image: what its spec accepts today counts, not what it did then
-        if checkout and image.name in checkout.images():
+        if checkout and checkout.written(image.name) in checkout.images():
             chain = plan_image(checkout, image.name, image.platform).chain()
             accepted = [x for each in chain for x in each.spec.advisories]
         if database:

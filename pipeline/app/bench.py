@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.app.recipes import is_address, recipes_of
+from pipeline.app.registry import pull
 from pipeline.app.serve import (
     RemoteHost,
     ServeContext,
@@ -23,6 +26,8 @@ from pipeline.app.smoke import api_headers, stop_recipe
 from pipeline.app.statements import FileStatement, state_benchmark, state_host
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.containers.container_engine import Wanted
+from pipeline.artifacts.oci.reference import parse_repository
+from pipeline.artifacts.registry.access import Access
 from pipeline.core import errors, log
 from pipeline.core.files import sha256_of_file, write_bytes
 from pipeline.core.known import Unknown, then
@@ -68,8 +73,16 @@ from pipeline.serving.serve.run import (
     status_of,
 )
 from pipeline.serving.serve.site import HERE, Site
+from pipeline.serving.smoke.client import ChatClient
+from pipeline.serving.smoke.ladder import run_ladder
+from pipeline.serving.smoke.model import plan_for
+from pipeline.serving.smoke.rungs.answers import run_in_sandbox
+from pipeline.serving.smoke.rungs.first import FIRST
+from pipeline.serving.smoke.session import SmokeSession
 
 _DEFAULT, _TINY = "quick", "tiny"
+# Checks of the smoke test's first rung: health, models, one answer.
+_UP_TO_AN_ANSWER = 3
 # Flags that decide how prompts and decoding share a step of the engine, and what is cached.
 _BATCHING = (
     *("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "enable_prefix_caching"),
@@ -91,6 +104,8 @@ class BenchRequest:
     workers: int | None = None
     no_self_test: bool = False
     weights: Path | None = None
+    pull: str | None = None  # the repository that the image of a recipe is in, for starts
+    access: Access | None = None  # to that registry
     host_facts: Path | None = None
     out: Path = Path("bench")
     engine: Wanted = "auto"
@@ -384,13 +399,38 @@ def _recipe_starter(
             )
 
         def start() -> Started:
+            pull_s, pull_began = None, time.monotonic()
+            if request.pull and job.record:
+                ids = (job.record.config, job.record.digest)
+                if any(map(containers.image, ids)):
+                    log.say(f"The pull is not measured: {name}'s image is loaded on this machine")
+                else:
+                    # the very image that is served; nothing is taken from the store, which has it
+                    place = f"{parse_repository(request.pull)}@{job.record.digest}"
+                    with context.store.scratch() as scratch:
+                        pull(place, scratch / "image", access=request.access)
+                        pull_s = time.monotonic() - pull_began
             begun = new_attempt(job)
             with context.store.in_use():
                 served = serve_launch(containers, context.store, job, begun)
             url = served.url.removesuffix("/v1")
             server = MeasuredServer(Address.read(url), url, api_headers())
             phases = start_phases(attempts_of(context.store).log_path(begun.id))
-            return Started(server, served.model, served.seconds, phases)
+            plan = plan_for(recipe).model_copy(update={"model": served.model})
+
+            def check() -> None:
+                session = SmokeSession(
+                    ChatClient(server.address, plan.limits, api_headers()), plan, run_in_sandbox
+                )
+                # up to the first whole answer: what follows in the rung is about limits and counts
+                asked = replace(FIRST, parts=FIRST.parts[:_UP_TO_AN_ANSWER])
+                result = asyncio.run(run_ladder(session, url, (asked,)))
+                if failures := result.failures():
+                    text = f"{failures[0].name}: {failures[0].message[:300]}"
+                    raise errors.SmokeFailed(f"{url}: its first answer is wrong: {text}")
+
+            times = (served.seconds, phases, check, pull_s, pull_began)
+            return Started(server, served.model, *times)
 
         def is_served() -> bool:
             # then people may use it
@@ -401,6 +441,9 @@ def _recipe_starter(
         stop, was_served = partial(stop_recipe, containers, context, recipe), is_served()
         if was_served:
             log.say(f"{name} is served now: it is ended, as its start is to be measured")
+        if not request.pull:
+            where = "--pull REGISTRY/REPO says where it is published"
+            log.say(f"The pull of its image is not measured: {where}")
         try:
             yield Starter(start, stop, job.weights.folder), new_attempt(job)
         finally:

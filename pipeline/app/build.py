@@ -23,7 +23,14 @@ from pipeline.app.workspace import Workspace
 from pipeline.artifacts.registry.access import Access
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core import log
-from pipeline.core.errors import NotReproducible, OfflineMiss, StoreDamaged, UnknownImage
+from pipeline.core.errors import (
+    NotCovered,
+    NotReproducible,
+    OfflineMiss,
+    SpecInvalid,
+    StoreDamaged,
+    UnknownImage,
+)
 from pipeline.images.assemble.golden import read_golden
 from pipeline.images.assemble.image import Built, assemble_images
 from pipeline.images.assemble.plan import ImagePlan, TreePlan, WarmPlan, Work, work_for
@@ -52,6 +59,8 @@ class BuildRequest:
     layers: LayerSettings | None = None
     offline: bool = False
     bases: BaseSettings = field(default_factory=BaseSettings)
+    slim: bool = False  # of warm images, the variants that compile nothing
+    recipes: tuple[str, ...] = ()  # that these must serve; none: all of the spec
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,14 @@ def build_images(
         message = "there is no image to build that is not compiled first"
         raise UnknownImage(message, "Name those to compile and build: `sm120 build IMAGE`.")
 
+    def judge(image: Built) -> None:
+        if image.plan.slim:
+            # slow to import, and most builds are not judged
+            from pipeline.artifacts.containers.container_engine import find_way
+            from pipeline.images.start_test.prove import require_libraries
+
+            require_libraries(store, image, find_way("auto"))
+
     # a function: a build with nothing to fetch reads no settings and runs no pip
     def fetcher() -> Fetcher:
         from pipeline.images.fetch.inputs import make_fetcher  # slow; often nothing is fetched
@@ -123,7 +140,10 @@ def build_images(
         for tree in [t for plan in plans for t in plan.all_trees()] if request.accept else ():
             require_decided(store, read_golden(checkout.golden_path), tree)
         built = assemble_images(
-            checkout, store, plans, fetcher, keep_inputs=request.keep_inputs, accept=request.accept
+            *(checkout, store, plans, fetcher),
+            keep_inputs=request.keep_inputs,
+            accept=request.accept,
+            before_named=judge,
         )
         # a damaged record of gates is an error, unless gates run now and replace it
         with suppress(*([StoreDamaged] if request.gated else [])):
@@ -141,10 +161,41 @@ def _plans(
     workspace: Workspace, request: BuildRequest, store: Store
 ) -> tuple[list[ImagePlan], dict[str, OfferedLayer]]:
     """The images to build, and the compiled layers that a registry offers for them."""
-    plans = plans_of(workspace.checkout(), request.names, request.platform)
+    checkout, names = workspace.checkout(), request.names
+    if request.slim:
+        if not names:
+            raise UnknownImage("--slim is for images with `warm`, and none is named")
+        for name in names:
+            if (spec := checkout.spec(name)).warm and not spec.slim:
+                fix = "Name there the packages that compile: `sm120 image schema image`."
+                raise UnknownImage(f"{name}: its spec has no `slim`", fix)
+        # one without `warm` is refused below, as `sm120 image warm` refuses it
+        written = {name: checkout.spec(name).warm for name in names}
+        names = tuple(f"{checkout.written(n)}-slim" if written[n] else n for n in names)
+    plans = plans_of(checkout, names, request.platform)
+    if request.recipes and not (request.slim or any(plan.slim for plan in plans)):
+        raise SpecInvalid("--recipe says what a slim image must serve", "Add --slim.")
+    for plan in plans if request.slim else [plan for plan in plans if plan.slim]:
+        # slow to import, and most images have no kernels
+        from pipeline.app.warm import WarmRequest, report_warm
+
+        about = WarmRequest(plan.spec.name, platform=plan.platform, recipes=request.recipes)
+        rows = report_warm(workspace, replace(about, all_recipes=True))
+        lacking = [row for row in rows if row.state not in ("present", "none needed")]
+        if lacking or not rows:
+            # what several recipes lack for one reason is said once
+            lacks: dict[str, list[str]] = {}
+            for row in lacking:
+                why = f"({row.reason})" if row.reason else ""
+                first = f": {row.missing[0]}" if row.missing else ""
+                said = f"{row.library} {row.state} {why}{first}"
+                lacks.setdefault(said, []).append(row.recipe)
+            said = "; ".join(f"{', '.join(names)}: {what}" for what, names in lacks.items())
+            said = said or "`warm: recipes:` names none, so nothing says what it must serve"
+            raise NotCovered(f"{plan.spec.name} is not built: {said}")
     trees, access = missing_trees(store, plans), request.bases.access
     offered = offered_layers(workspace, trees, request.layers, access, offline=request.offline)
-    if request.names:
+    if names:
         return plans, offered
     ready: list[ImagePlan] = []
     for plan in plans:

@@ -85,7 +85,8 @@ def _state_and_say(checkout: Checkout, store: Store, built: Built, signing: Sign
 def sign_store(checkout: Checkout, store: Store, signer: Signer) -> Iterator[str]:
     """Sign the statements of this checkout's images in the store; yields a line about each."""
     # only what the checkout describes: an image that it no longer knows cannot be checked
-    for name, platform in [(n, p) for n in checkout.images() for p in checkout.spec(n).platforms]:
+    names = checkout.variants()
+    for name, platform in [(n, p) for n in names for p in checkout.spec(n).platforms]:
         if store.image_record(name, platform) is None:
             continue
         state, wrong = "its statements are signed", dict[str, SigningProblem]()

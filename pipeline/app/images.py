@@ -96,7 +96,7 @@ def list_images(workspace: Workspace) -> list[dict[str, Any]]:
     """The images of a checkout, and whether they are locked and built."""
     checkout, store = workspace.checkout(), workspace.store_to_read()
     rows = []
-    for name in checkout.images():
+    for name in checkout.variants():
         spec = checkout.spec(name)
         for platform in spec.platforms:
             record, stale = store.image_record(name, platform), ""

@@ -391,7 +391,7 @@ def _compare_engines(checkout: Checkout, recipe: Recipe) -> None:
             "Render it for a container, or take a recipe without an image: `sm120 recipe list`.",
         )
     name = recipe.image
-    if name is None or name not in checkout.images():
+    if name is None or checkout.written(name) not in checkout.images():
         return
     for spec in checkout.chain(name, pick_platform(checkout.spec(name), None)):
         for patch in checkout.series(spec).patches:

@@ -147,6 +147,9 @@ def lock_images(
     fresh: dict[str, dict[str, ImageLock]] = {}
     # base images before those that are based on them, whose locks name theirs
     for name in sorted({*(names or checkout.images())}, key=lambda n: (depth(n), n)):
+        if checkout.written(name) != name:
+            full = checkout.written(name)
+            raise SpecInvalid(f"{name}: has the lock of {full}", f"`sm120 image lock {full}`")
         for each in platforms_of(checkout.spec(name), platform):
             # with `dry_run` the lock of a base is not written, and its image must still see it
             known, path = fresh.setdefault(each, {}), checkout.lock_path(name, each)

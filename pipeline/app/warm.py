@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from pipeline.core.errors import SpecInvalid, StepFailed, UnknownImage
 from pipeline.core.files import os_errors_explained, write_bytes
 from pipeline.core.model import Frozen
 from pipeline.images.assemble.golden import read_golden
+from pipeline.images.assemble.layer import read_layer_file
 from pipeline.images.assemble.plan import WarmPlan
 from pipeline.images.gate.smem.cases import read_gates
 from pipeline.images.gate.smem.engine import GateContext
@@ -34,6 +36,7 @@ from pipeline.images.warm.modules import (
 )
 from pipeline.images.warm.target import WarmAnswer, open_warm
 from pipeline.serving.recipe.find import Recipes
+from pipeline.serving.recipe.model import merged_flags
 
 # What a start may compile beside Triton's kernels, by the wheels that bring the compilers' callers.
 _LIBRARIES: dict[Library, tuple[str, ...]] = {
@@ -41,6 +44,8 @@ _LIBRARIES: dict[Library, tuple[str, ...]] = {
     "CuTe DSL": ("nvidia-cutlass-dsl",),
     "DeepGEMM": ("deep-gemm", "sgl-kernel", "sglang-kernel", "vllm"),
 }
+# Torch compiles such a function with Inductor, for the card and the shapes of its first call.
+_DECORATED = re.compile(rb"(?m)^[ \t]*@torch\.compile(?![\w.])")
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class WarmRequest:
     image: str
     platform: str | None = None
     recipes: tuple[str, ...] = ()  # none: all of its cases
+    all_recipes: bool = False  # of the spec: a report is else about those that name the image
     arch: str | None = None
     output: Path | None = None
     mirrors: tuple[str, ...] = ()
@@ -67,12 +73,15 @@ class Warmed:
     layer: str | None  # its digest; none where only a part of it was asked for
 
 
+State = Literal["present", "missing", "unknown", "none needed"]
+
+
 class LibraryNeeds(Frozen):
     """What a recipe needs of one library's kernels, and what the layer has of them."""
 
     recipe: str
     library: str
-    state: Literal["present", "missing", "unknown", "none needed"]
+    state: State
     needed: int | None = None  # none: not known
     present: int = 0
     missing: list[str] = []
@@ -231,12 +240,23 @@ def report_warm(workspace: Workspace, request: WarmRequest) -> list[LibraryNeeds
     """For each recipe of an image: which kernels it needs, and which of them the layer has."""
     plan = _warm_plan(workspace, request)
     checkout, rows = workspace.checkout(), list[LibraryNeeds]()
-    index = read_warm(workspace.store_to_read(), plan)
+    store = workspace.store_to_read()
+    index = read_warm(store, plan)
+    state: State
     cases = read_gates(checkout, plan.base.spec.name).cases()
     recipes = Recipes([checkout.root / "recipes"])
     images = (plan.image, plan.base.spec.name)
     own = [name for name in recipes.names() if recipes.read(name).image in images]
-    for name in request.recipes or own:
+    engines = [w for w in map(plan.base.find_wheel, ("sglang", "vllm")) if w]
+    decorated: int | None = 0
+    for engine in engines[:1]:
+        layer = next(each for each in plan.base.all_layers() if engine in each.pins)
+        record, below = store.layer(layer.key), f"{plan.base.venv.site}/{engine.name}/"
+        rest = store.contents(record) if record else []
+        sources = [r for r in rest if r.path.startswith(below) and r.path.endswith(".py")]
+        texts = (read_layer_file(store.blob_path(record.digest), r) for r in sources if record)
+        decorated = sum(len(_DECORATED.findall(text)) for text in texts) if record else None
+    for name in request.recipes or (plan.spec.recipes if request.all_recipes else own):
         patterns = plan.spec.recipes.get(name, [])
         chosen = [c for c in cases if any(fnmatchcase(c.name, pattern) for pattern in patterns)]
         needed = {(case.name, kernel) for case in chosen for kernel in case.kernels}
@@ -261,4 +281,25 @@ def report_warm(workspace: Workspace, request: WarmRequest) -> list[LibraryNeeds
             why = "no case is named for it under `warm: recipes:`"
             triton = LibraryNeeds(recipe=name, library="Triton", state="unknown", reason=why)
         rows += [triton, *(LibraryNeeds.of(plan, index, name, each) for each in _LIBRARIES)]
+        recipe = recipes.read(name) if name in recipes.names() else None
+        words = merged_flags(recipe).arguments() if recipe else []
+        variables = {k: v for each in plan.base.chain() for k, v in each.spec.env.items()}
+        variables |= recipe.variables() if recipe else {}
+        state, why = "unknown", "there is no recipe of this name"
+        if not engines or variables.get("TORCH_COMPILE_DISABLE") == "1":
+            state, why = "none needed", "TORCH_COMPILE_DISABLE=1 turns it off"
+            why = why if engines else "its engine has no torch"
+        elif recipe and engines[0].name == "vllm" and "--enforce-eager" not in words:
+            # the shapes that it writes kernels for are those of the model on the card
+            state, why = "missing", "vLLM compiles the model as it starts: no --enforce-eager"
+        elif "--enable-torch-compile" in words:
+            state, why = "missing", "SGLang compiles the model: --enable-torch-compile"
+        elif recipe and decorated is None:
+            why = f"{engines[0].name} {engines[0].version} is not in the store"
+        elif recipe:
+            # of vocabulary-parallel embeddings and of schedulers, for example
+            state = "unknown" if decorated else "none needed"
+            why = f"{log.count(decorated or 0, 'function')} of {engines[0].name} are compiled when"
+            why += " first called, whatever the flags; TORCH_COMPILE_DISABLE=1 turns that off"
+        rows.append(LibraryNeeds(recipe=name, library="torch.compile", state=state, reason=why))
     return rows

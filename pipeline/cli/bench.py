@@ -120,6 +120,8 @@ _CHANGES = ("concurrency", "rate", "requests", "input_tokens", "output_tokens", 
     "out",
     help="Folder for the results of each WORKLOAD; a partial run there goes on [bench].",
 )
+@click.option("--pull", metavar="REGISTRY/REPO", help="Of starts: fetch the image first.")
+@options.access_options
 @options.on_options
 @options.slurm_job_options
 def bench_run_command(

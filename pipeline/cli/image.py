@@ -121,6 +121,8 @@ def _show_plan(plan: BuildPlan, as_json: bool) -> None:
 @flag_option(
     "--gate", "gated", help="Then run the gates: shared memory, numerics, patches, machine code."
 )
+@flag_option("--slim", help="Of warm images: IMAGE-slim, which compiles nothing when it runs.")
+@click.option("--recipe", "recipes", multiple=True, help="With --slim: it must serve this recipe.")
 @flag_option("--dry-run", help="Show what would be fetched and built, as `sm120 plan` does.")
 @options.mirror_option
 @options.layers_options
@@ -137,6 +139,9 @@ def build_command(workspace: Workspace, /, dry_run: bool, as_json: bool, **optio
     another machine compiled and signed is fetched instead: by its digest, and only if a key that
     you trust signed it for exactly this source, these patches and this toolchain. A layer that
     fails a check ends the build; one that is not there is compiled.
+
+    With --slim, a warm image is built without gcc, nvcc and headers, if its kernels cover its
+    recipes, or those that you name; else the error lists what is missing or unknown.
 
     What each image is made of, and the results of its gates, are stated beside it: signed where
     there is a key, unsigned otherwise. `sm120 verify IMAGE` checks them.

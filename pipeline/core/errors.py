@@ -586,6 +586,12 @@ class BumpWaits(GateNotPassed):
 
 
 # Never counted as passed, and not as failed either: CI may retry this, but not 50.
+class NotCovered(GateNotPassed):
+    """a slim image would lack what its recipes need: kernels are missing, or nobody knows"""
+
+    hint = "`sm120 image warm IMAGE --report` shows all; the whole image compiles what is missing."
+
+
 class GateUndecided(PipelineError, code=51):
     """a gate could not be judged"""
 

@@ -146,7 +146,8 @@ def own_files(checkout: Checkout, plan: ImagePlan) -> list[OwnFile]:
     """Our own files and patches, of the whole chain, as the checkout has them now."""
     files = []
     for each in plan.chain():
-        spec, folder = each.spec, PurePosixPath("images") / each.spec.name
+        spec = each.spec
+        folder = PurePosixPath("images") / checkout.written(spec.name)
         for source in dict.fromkeys(file.source for file in spec.files):
             # one file may be in several places; it is one material all the same
             to = ", ".join(file.to for file in spec.files if file.source == source)

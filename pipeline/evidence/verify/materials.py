@@ -70,18 +70,32 @@ def judge_materials(
     nodes += [_sealed(made, locks), _golden(made, artifact, checkout)]
     nodes += _base(made, locks, artifact, trust)
     recorded = {x.sha256 for x in (*made.packages("pypi"), *made.packages("deb"))}
+    own = external.images.get(external.image)
+    slim = own.spec.get("slim") if own else None
+    # by the spec of the image itself, which is compared with the checkout's above
+    lists = [slim.get(field) for field in ("debs", "wheels")] if isinstance(slim, dict) else []
+    left_out = {str(name) for listed in lists if isinstance(listed, list) for name in listed}
     omitted = tuple(
-        broken(pin.file, "is locked, but missing from the provenance")
+        broken(
+            pin.file,
+            "`slim` leaves it out, but the provenance has it"
+            if pin.name in left_out
+            else "is locked, but missing from the provenance",
+        )
         for name, lock in locks.items()
         # a newer lock may list more than was built
         if not isinstance(lock, str) and lock.seal == made.locks[name]
         for pin in lock.pins
-        if pin.sha256 not in recorded
+        if (pin.sha256 in recorded) == (pin.name in left_out)
     )
     nodes += [
         _packages("wheel", made.packages("pypi"), made, locks, artifact),
         _packages("Debian package", made.packages("deb"), made, locks, artifact),
-        Node("left out" if omitted else "nothing left out", children=omitted),
+        Node(
+            "left out" if omitted or left_out else "nothing left out",
+            message=f"{log.count(len(left_out), 'package')}, as its spec says" if left_out else "",
+            children=omitted,
+        ),
         _files(made, checkout),
     ]
     return (*nodes, *judge_trees(made, artifact, checkout))

@@ -94,7 +94,8 @@ def walk_evidence(
         if made is None and statement.predicate_type == names.PROVENANCE:
             with suppress(RecordInvalid):  # reported where that statement is judged
                 made = read_provenance(statement.predicate)
-    if made and checkout and made.definition.external.image not in checkout.images():
+    name = made.definition.external.image if made else ""
+    if made and checkout and checkout.written(name) not in checkout.images():
         # a checkout of other images has nothing to compare this one with
         checkout = None
     sets = SetJudge(readable, counted)

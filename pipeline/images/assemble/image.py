@@ -126,11 +126,13 @@ def assemble_images(
     keep_inputs: bool = False,
     accept: bool = False,
     judge: bool = True,
+    before_named: Callable[[Built], None] | None = None,
 ) -> list[Built]:
     """Builds all images, sharing downloads and layers; nothing is done twice.
 
-    With `judge`, an image that is not its golden digest is an error. The fetcher is made only
-    when something must be fetched: a build with nothing to do uses no network.
+    With `judge`, an image that is not its golden digest is an error. `before_named` may refuse
+    a new image before it gets its name. The fetcher is made only when something must be fetched: a
+    build with nothing to do uses no network.
     """
     start, done = time.monotonic(), list[Built]()
     if todo := [plan for plan in plans if find_built(store, plan) is None]:
@@ -153,19 +155,27 @@ def assemble_images(
             refresh_series(checkout, plan, _wheel_tree(store, plan))
         plans = [plan_image(checkout, plan.spec.name, plan.platform) for plan in plans]
     for plan in plans:
-        built = _finish(checkout, store, plan, accept=accept, judge=judge)
+        built = _finish(checkout, store, plan, before_named, accept=accept, judge=judge)
         done.append(replace(built, time_s=time.monotonic() - start))
     return done
 
 
 def _finish(
-    checkout: Checkout, store: Store, plan: ImagePlan, *, accept: bool, judge: bool
+    checkout: Checkout,
+    store: Store,
+    plan: ImagePlan,
+    before_named: Callable[[Built], None] | None,
+    *,
+    accept: bool,
+    judge: bool,
 ) -> Built:
     """Assembles the image from its layers and compares it with its golden digest."""
     built, diff = find_built(store, plan), None
     if built is None:
         record, diff = _assemble(checkout, store, plan)
         built = Built(plan, record, cached=False)
+        if before_named:
+            before_named(built)
     layers = {x.title: x.record.digest for x in built.layers}
     got = golden.GoldenImage(digest=built.digest, inputs=plan.inputs, layers=layers)
     label = f"{plan.spec.name}.{plan.architecture}"

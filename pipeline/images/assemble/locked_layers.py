@@ -119,7 +119,10 @@ def make_layer(store_root: Path, layer: LayerPlan, slot: int) -> LayerRecord:
                 for pin in layer.pins:
                     wheel = open_wheel(store.input_path(pin.sha256), pin.file)
                     untrue = pin.name in layer.rewrite_record
-                    groups.append(wheel_entries(wheel, layer.venv, rewrite_record=untrue))
+                    without = dict(layer.without).get(pin.name, ())
+                    groups.append(
+                        wheel_entries(wheel, layer.venv, rewrite_record=untrue, without=without)
+                    )
                 entries = with_parents(merge_wheels(groups, layer.prefer))
             else:
                 # under their own file names, so that errors name them

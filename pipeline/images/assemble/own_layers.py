@@ -70,6 +70,9 @@ def own_entries(
     if spec.cuda:
         paths = [r.path for rows in tree.contents for r in rows if r.kind == Kind.FILE]
         sources = [f"{venv.site}/{s}" for s in spec.cuda.sources]
+        if plan.slim:
+            # its compiler's folder may have gone with the compiler
+            sources = [s for s in sources if any(path.startswith(f"{s}/") for path in paths)]
         entries += cuda_home(paths, spec.cuda.home, sources, plan.architecture)
     for file in spec.files:
         data = (checkout.folder(spec.name) / file.source).read_bytes()

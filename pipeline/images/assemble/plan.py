@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
 from pipeline.artifacts.oci.document import TITLE
 from pipeline.artifacts.store.store import Store
-from pipeline.core.errors import SpecInvalid, UnknownSource
+from pipeline.core.errors import SpecInvalid, UnknownImage, UnknownSource
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.images.assemble.venv import Venv
 from pipeline.images.lock.model import (
     BasePin,
+    DebPin,
     ImageLock,
     LayerPin,
     Pin,
@@ -25,7 +26,7 @@ from pipeline.images.lock.model import (
     current_source_lock,
 )
 from pipeline.images.spec.checkout import Checkout
-from pipeline.images.spec.image import Account, CompiledSpec, ImageSpec, WarmSpec
+from pipeline.images.spec.image import Account, CompiledSpec, ImageSpec, SlimSpec, WarmSpec
 from pipeline.images.spec.source import BuildSpec, OutputSpec, SourceSpec
 
 # Raised when the same inputs would give other bytes; part of every layer's key.
@@ -77,11 +78,13 @@ class LayerPlan:
     prefer: tuple[str, ...] = ()
     rewrite_record: tuple[str, ...] = ()
     accounts: tuple[Account, ...] = ()
+    # of a slim image: files of its wheels that are left out, by patterns
+    without: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def key(self) -> str:
         """The digest of everything that decides the layer's bytes."""
-        parts = {
+        parts: dict[str, object] = {
             "format": FORMAT,
             "kind": self.kind.value,
             # a wheel's file name has its platform; pure ones give one layer for both
@@ -93,6 +96,8 @@ class LayerPlan:
             "rewrite_record": self.rewrite_record,
             "accounts": [a.model_dump() for a in self.accounts],
         }
+        if self.without:
+            parts["without"] = self.without
         return sha256_of(canonical_json(parts))
 
     @property
@@ -199,6 +204,7 @@ class ImagePlan:
     inputs: dict[str, object]  # all that decides the image, by name
     trees: tuple[TreePlan, ...] = ()
     warm: WarmPlan | None = None
+    slim: SlimSpec | None = None  # what it leaves out, with all that it stands on
 
     @cached_property
     def key(self) -> str:
@@ -225,9 +231,21 @@ class ImagePlan:
         """The foreign image at the bottom of the chain, if there is one."""
         return self.chain()[0].lock.base_image
 
+    @property
+    def wheels(self) -> list[WheelPin]:
+        """Its own wheels: those of its lock that are in the image."""
+        left_out = self.slim.wheels if self.slim else ()
+        return [pin for pin in self.lock.wheels if pin.name not in left_out]
+
+    @property
+    def debs(self) -> list[DebPin]:
+        """Its own Debian packages."""
+        left_out = self.slim.debs if self.slim else ()
+        return [pin for pin in self.lock.debs if pin.name not in left_out]
+
     def find_wheel(self, project: str) -> WheelPin | None:
         """The wheel of a project that counts in the image: its own, else that of its base."""
-        own = next((pin for pin in self.lock.wheels if pin.name == project), None)
+        own = next((pin for pin in self.wheels if pin.name == project), None)
         return own or (self.base.find_wheel(project) if self.base else None)
 
     @property
@@ -267,22 +285,38 @@ class ImagePlan:
 
 def plan_image(checkout: Checkout, name: str, platform: str) -> ImagePlan:
     """Everything that can be known without network or disk work; refuses stale locks."""
-    root, *others = checkout.chain(name, platform)
-    plan = _plan_on(checkout, root, platform, None)
-    for spec in others:
-        plan = _plan_on(checkout, spec, platform, plan)
+    specs = checkout.chain(name, platform)
+    slim = specs[-1].slim if specs[-1].is_slim else None
+    plan: ImagePlan | None = None
+    for spec in specs:
+        plan = _plan_on(checkout, spec, platform, plan, slim)
+    if plan is None:
+        raise UnknownImage(f"there is no image {name!r}")
+    for field in ("debs", "wheels", "files") if slim else ():
+        locked = {p.name for each in plan.chain() for p in each.lock.pins}
+        # a package that moved or was renamed would quietly stay in the image
+        if strange := sorted({*getattr(slim, field)} - locked):
+            raise SpecInvalid(
+                f"{name}: slim: {field}: {strange[0]} is not in the locks of {name}",
+                "`sm120 image show` and lockfiles/images name what is.",
+            )
     return plan
 
 
 def _plan_on(
-    checkout: Checkout, spec: ImageSpec, platform: str, base: ImagePlan | None
+    checkout: Checkout,
+    spec: ImageSpec,
+    platform: str,
+    base: ImagePlan | None,
+    slim: SlimSpec | None,
 ) -> ImagePlan:
     folder = checkout.folder(spec.name)
     for file in spec.files:
         if not (folder / file.source).is_file():
             raise SpecInvalid(f"{spec.name}: files: {file.source} is not in the image's folder")
     lock = current_lock(checkout, spec, platform)
-    layers = tuple(_layers(spec, lock, platform.partition("/")[2]))
+    plan = ImagePlan(spec, platform, lock, (), base, {}, slim=slim)
+    layers = tuple(_layers(plan))
     trees = tuple(plan_tree(checkout, each, platform) for each in spec.compiled)
     series, patches = checkout.series(spec), (folder / (spec.patches or "")).parent
     # by name, so that a golden digest can report which of them changed
@@ -295,11 +329,15 @@ def _plan_on(
         "patches": [_file_digest(patches / p.file) for p in series.patches],
         "series": sha256_of(canonical_json(series.model_dump(mode="json"))),
     }
+    if slim:
+        inputs["slim"] = slim.model_dump(mode="json")
     if trees:
         inputs["compiled"] = [tree.key for tree in trees]
     warm = None
     if spec.warm and base:
         owner = base.spec.name
+        # compiled once, with all that compiles: the same layer for the slim image
+        full = plan_image(checkout, owner, platform) if slim else base
         setup = checkout.folder(owner) / "gates/engine.yaml"
         if not setup.is_file():
             raise SpecInvalid(
@@ -318,11 +356,10 @@ def _plan_on(
         ]
         cases = tuple((f"{path.parent.name}/{path.name}", _file_digest(path)) for path in paths)
         reader, bytecode, offers = map(_file_digest, (WARM_READER, BYTECODE, MODULE_READER))
-        warm = WarmPlan(
-            *(spec.name, base, spec.warm, cases, reader, bytecode), module_reader=offers
-        )
+        name = checkout.written(spec.name)
+        warm = WarmPlan(name, full, spec.warm, cases, reader, bytecode, module_reader=offers)
         inputs["warm"] = warm.inputs
-    plan = ImagePlan(spec, platform, lock, layers, base, inputs, trees, warm)
+    plan = replace(plan, layers=layers, inputs=inputs, trees=trees, warm=warm)
     # refuses an image on a base with too many layers before anything is fetched
     foreign_layers = len(plan.foreign.layers) if plan.foreign else 0
     require_few(spec.name, len(plan.all_layers()) + len(plan.all_trees()) + foreign_layers)
@@ -365,16 +402,18 @@ def require_few(name: str, layers: int) -> None:
         raise SpecInvalid(f"{name}: has {layers} layers, at most {MOST_LAYERS - 1} are allowed")
 
 
-def _layers(spec: ImageSpec, lock: ImageLock, architecture: str) -> Iterator[LayerPlan]:
+def _layers(plan: ImagePlan) -> Iterator[LayerPlan]:
     """A layer for all .debs, one for each big wheel in order of name, one for all small wheels."""
-    if lock.debs:
+    spec, architecture, debs = plan.spec, plan.architecture, plan.debs
+    if debs:
         kind = LayerKind.ROOT if spec.debian else LayerKind.DEBS
-        title = f"{len(lock.debs)} {'' if spec.debian else 'more '}Debian packages"
-        yield LayerPlan(title, kind, architecture, tuple(lock.debs), accounts=tuple(spec.accounts))
+        title = f"{len(debs)} {'' if spec.debian else 'more '}Debian packages"
+        yield LayerPlan(title, kind, architecture, tuple(debs), accounts=tuple(spec.accounts))
     if spec.python is None:
         return
-    small = tuple(w for w in lock.wheels if w.size_bytes < BIG_WHEEL_BYTES)
-    groups: list[tuple[WheelPin, ...]] = [(w,) for w in lock.wheels if w not in small]
+    small = tuple(w for w in plan.wheels if w.size_bytes < BIG_WHEEL_BYTES)
+    groups: list[tuple[WheelPin, ...]] = [(w,) for w in plan.wheels if w not in small]
+    patterns = plan.slim.files if plan.slim else {}
     for pins in [*groups, small] if small else groups:
         names = {w.name for w in pins}
         title, prefer = f"{pins[0].name} {pins[0].version}", tuple[str, ...]()
@@ -383,7 +422,8 @@ def _layers(spec: ImageSpec, lock: ImageLock, architecture: str) -> Iterator[Lay
             prefer = tuple(n for n in spec.python.prefer if n in names)
         venv, untrue = Venv(version=spec.python.version), names & set(spec.python.rewrite_record)
         wheels, record = LayerKind.WHEELS, tuple(sorted(untrue))
-        yield LayerPlan(title, wheels, architecture, pins, venv, prefer, record)
+        without = tuple((n, tuple(patterns[n])) for n in sorted(names & patterns.keys()))
+        yield LayerPlan(title, wheels, architecture, pins, venv, prefer, record, without=without)
 
 
 def _file_digest(path: Path) -> str:

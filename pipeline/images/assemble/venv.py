@@ -10,6 +10,7 @@ import posixpath
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from hashlib import sha256
 
 from packaging.utils import canonicalize_name
@@ -87,13 +88,19 @@ def _row(path: str, digest_hex: str, size_bytes: int) -> str:
     return out.getvalue()
 
 
-def wheel_entries(wheel: Wheel, venv: Venv, *, rewrite_record: bool = False) -> list[Entry]:
-    """The files an installer would place, with its scripts made and all of them in RECORD."""
+def wheel_entries(
+    wheel: Wheel, venv: Venv, *, rewrite_record: bool = False, without: Sequence[str] = ()
+) -> list[Entry]:
+    """The files an installer would place, with its scripts made and all of them in RECORD.
+
+    Files that match a pattern of `without` are left out, and RECORD does not list them.
+    """
     entries: list[Entry] = []
     rows: list[str] = []
     record_name = f"{wheel.dist_info}/RECORD"
     for name, member in wheel.members.items():
-        if name == record_name:
+        left_out = any(fnmatchcase(name, pattern) for pattern in without)
+        if name == record_name or (left_out and not name.startswith(f"{wheel.dist_info}/")):
             continue
         promised = wheel.record.get(name, "")
         if rewrite_record:

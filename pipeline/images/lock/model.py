@@ -217,7 +217,7 @@ def current_lock(checkout: Checkout, spec: ImageSpec, platform: str) -> ImageLoc
     """The lock of an image, proved to answer today's spec and today's base."""
     path = checkout.lock_path(spec.name, platform)
     lock = read_lock(path)
-    if lock.image != spec.name or lock.platform != platform:
+    if lock.image != checkout.written(spec.name) or lock.platform != platform:
         raise LockEdited(f"{path.name}: is the lock of {lock.image} for {lock.platform}")
     if lock.spec != spec.lock_digest():
         raise LockStale(f"{path.name}: the spec has changed since it was locked")

@@ -32,13 +32,27 @@ class Checkout:
         # `common` and `sources` are folders of other things
         return sorted(p.parent.name for p in (self.root / "images").glob("*/image.yaml"))
 
+    def written(self, name: str) -> str:
+        """The image whose spec and locks one has: IMAGE-slim is described by IMAGE."""
+        full, images = name.removesuffix("-slim"), self.root / "images"
+        if full == name or (images / name).exists() or not (images / full / "image.yaml").is_file():
+            return name
+        return full if self.spec(full).slim else name
+
     def folder(self, name: str) -> Path:
-        return self.root / "images" / name
+        return self.root / "images" / self.written(name)
 
     def lock_path(self, name: str, platform: str) -> Path:
         # wheels and .debs differ between platforms
         architecture = platform.partition("/")[2]
-        return self.root / "lockfiles" / "images" / f"{name}.{architecture}.lock.yaml"
+        file = f"{self.written(name)}.{architecture}.lock.yaml"
+        return self.root / "lockfiles" / "images" / file
+
+    def variants(self) -> list[str]:
+        """All names that can be built: those of images, and of their slim variants."""
+        names = self.images()
+        slim = [f"{name}-slim" for name in names if self.spec(name).slim]
+        return sorted({*names, *slim})
 
     def sources(self) -> list[str]:
         """All sources that can be compiled here, sorted."""
@@ -72,7 +86,7 @@ class Checkout:
             raise UnknownImage(f"there is no image {name!r} ({known})")
         from pipeline.images.spec.image import ImageFile
 
-        return _read_named(path, ImageFile, name)
+        return _read_named(path, ImageFile, self.written(name)).model_copy(update={"name": name})
 
     def chain(self, name: str, platform: str) -> list[ImageSpec]:
         """The spec for a platform and those it stands on, root first."""

@@ -110,6 +110,8 @@ EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Mode = Annotated[str, StringConstraints(pattern=r"^0[0-7]{3}$")]
 # As nvcc names them; `a` and `f` mark code for one chip or one family alone.
 Architecture = Annotated[str, StringConstraints(pattern=r"^sm_\d{2,3}[af]?$")]
+# Of paths as a wheel has them; a star also stands for slashes.
+FilePattern = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._+*/-]+$", max_length=200)]
 CasePattern = Annotated[str, StringConstraints(pattern=r"^[a-z0-9.*-]+$", max_length=80)]
 # FlashInfer names a module's folder and file by it: parts of it are the types it is compiled for.
 ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_]{2,230}$")]
@@ -278,6 +280,24 @@ class WarmSpec(Frozen):
     findings: list[LibraryFinding] = []
 
 
+class SlimSpec(Frozen):
+    """What a warm image does without where all that its recipes need is compiled: IMAGE-slim.
+
+    Everything comes from the same locks. `files` are for wheels whose layer is written anew in any
+    case: a layer that keeps all of its files is shared with the whole image.
+    """
+
+    debs: list[Name] = Field(default=[], description="Debian packages that are left out")
+    wheels: list[Name] = Field(default=[], description="wheels that are left out")
+    files: dict[Name, Annotated[list[FilePattern], Field(min_length=1)]] = Field(
+        default={}, description="of other wheels, the files that match: `include/*`, `*.a`"
+    )
+
+
+# The end of the name of such a variant.
+SLIM = "-slim"
+
+
 def required_results(
     gates: Sequence[str], archs: Sequence[str], *, patched: bool
 ) -> list[tuple[str, str]]:
@@ -310,6 +330,9 @@ class ImageSpec(Frozen):
     warm: WarmSpec | None = Field(
         default=None, description="kernels of its base's engine, compiled here without a card"
     )
+    slim: SlimSpec | None = Field(
+        default=None, description="what its variant IMAGE-slim leaves out, which compiles nothing"
+    )
     files: list[FileSpec] = []  # their digests are among the inputs of the image
     patches: RelativePath | None = None
     entrypoint: list[str] = []
@@ -335,12 +358,21 @@ class ImageSpec(Frozen):
             raise ValueError(
                 "`warm` belongs to an image that adds no wheels to one of this checkout"
             )
+        if self.slim is not None and self.warm is None:
+            raise ValueError("`slim` belongs to an image with `warm`: without it, all is compiled")
         return self
+
+    @property
+    def is_slim(self) -> bool:
+        """Whether it is the variant that leaves out what `slim` names."""
+        return self.slim is not None and self.name.endswith(SLIM)
 
     def dumped(self) -> dict[str, Any]:
         """All of the spec, as hashes cover it; what came later counts only where it is used."""
         later = {name for name in ("compiled", "warm") if not getattr(self, name)}
         # who accepts an advisory need not build and publish the same bytes again
+        # the whole image stays as it is whatever its variant leaves out
+        later |= set() if self.is_slim else {"slim"}
         return self.model_dump(mode="json", by_alias=True, exclude={*later, "advisories"})
 
     @property

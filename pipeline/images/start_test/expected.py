@@ -73,8 +73,10 @@ def wanted_of(
     command = [*(config.runs.entrypoint or []), *(config.runs.command or [])]
     # of the image, or of the nearest one that it stands on
     user = next((spec.user for spec in reversed(specs) if spec.user), None)
-    debs = [name for spec in specs for name in spec.debs]
-    wheels = {wheel.name for each in plan.chain() for wheel in each.lock.wheels}
+    # a slim image promises no compiler
+    left_out = plan.slim.debs if plan.slim else ()
+    debs = [name for spec in specs for name in spec.debs if name not in left_out]
+    wheels = {wheel.name for each in plan.chain() for wheel in each.wheels}
     modules: tuple[str, ...] = ()
     parser_wanted = None
     if parser:

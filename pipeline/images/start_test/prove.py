@@ -24,7 +24,7 @@ from pipeline.artifacts.oci.record import FileRow, Kind
 from pipeline.artifacts.oci.tar_reader import open_layer
 from pipeline.artifacts.store.store import Store
 from pipeline.core import log, proc
-from pipeline.core.errors import StepFailed
+from pipeline.core.errors import StartFails, StartUnknown, StepFailed
 from pipeline.core.files import sha256_of_file
 from pipeline.core.foreign_json import JsonInvalid, read_json
 from pipeline.core.model import sha256_of
@@ -95,6 +95,18 @@ def prove_start(
         made_by={"sm120-pipeline": __version__, "checks": checks},
         tests=tests,
     )
+
+
+def require_libraries(store: Store, image: Built, way: Way) -> None:
+    """Every library that a file of the image asks for is in it, or the driver's."""
+    config = read_image_config(store.read_blob(image.record.config))
+    wanted = wanted_of(image.plan, config, None).model_copy(update={"checks": ["libraries"]})
+    tests = _run_checks(store, image, way, config, wanted, is_emulated=False)
+    for test in (test for test in tests if test.verdict in ("failed", "unknown")):
+        message = f"{image.name} for {image.platform}: {test.name}: {test.message}"
+        if test.verdict == "unknown":
+            raise StartUnknown(message)
+        raise StartFails(message, "Keep the package that brings it: `slim` leaves out too much.")
 
 
 def _run_checks(

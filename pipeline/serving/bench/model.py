@@ -188,6 +188,10 @@ class Metrics(Frozen):
     # of a start
     ready_s: float | None = None
     start_to_first_token_s: float | None = None
+    # later than the first runs of starts, which lack them
+    start_to_right_answer_s: WhereKnown = None
+    pull_s: WhereKnown = None
+    pull_to_right_answer_s: WhereKnown = None
     # parts of it, as the engine's log has them; left out elsewhere, as earlier runs have it
     load_s: WhereKnown = None
     compile_s: WhereKnown = None
@@ -197,7 +201,8 @@ class Metrics(Frozen):
 
 # Of an engine's start, so that no request tells them.
 OF_A_START = (
-    *("ready_s", "start_to_first_token_s"),
+    *("ready_s", "start_to_first_token_s", "start_to_right_answer_s"),
+    *("pull_s", "pull_to_right_answer_s"),
     *("load_s", "compile_s", "tune_s", "capture_s"),
 )
 

@@ -35,6 +35,10 @@ class Started:
     model: str
     ready_s: float  # since the engine was started, without what our own command did before
     phases: Mapping[str, float] = field(default_factory=dict)  # by the names of metrics
+    # raises where the next answer is wrong; none: nothing knows what is right
+    check: Callable[[], None] | None = None
+    pull_s: float | None = None  # none: its image was there
+    pull_began: float = 0.0  # by `time.monotonic`
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def drop_page_cache(folder: Path) -> None:
 def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: Inputs) -> BenchRun:
     """Every start of the workload; the last engine goes on running."""
     began, cells = stamp(), cells_of(workload)
-    starts: dict[str, list[tuple[str, Started, RequestRow]]] = {cell.name: [] for cell in cells}
+    starts: dict[str, list[tuple[str, dict[str, float], RequestRow]]] = {c.name: [] for c in cells}
     with measured_alone(folder):
         for cell in cells:
             for number in range(workload.repeats):
@@ -80,23 +84,27 @@ def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: I
                     if cell.start == "cold":
                         drop_page_cache(starter.weights)
                     started, up = stamp(), starter.start()
+                    origin = time.monotonic() - up.ready_s
                     # nothing is asked in between: the first token counts from the same moment
-                    row = _first_answer(up, workload, cell)
-                    starts[cell.name].append((started, up, row))
+                    row = _first_answer(up, workload, cell, origin)
+                    first_s = row.sent_s + (row.first_token_s or 0.0)
+                    times = {"ready_s": up.ready_s, "start_to_first_token_s": first_s}
+                    if up.check:
+                        up.check()
+                        times["start_to_right_answer_s"] = time.monotonic() - origin
+                        if up.pull_s is not None:
+                            times["pull_s"] = up.pull_s
+                            times["pull_to_right_answer_s"] = time.monotonic() - up.pull_began
+                    times = {name: round(value, 3) for name, value in times.items()}
+                    starts[cell.name].append((started, {**times, **up.phases}, row))
         facts = server_facts(up.server, None)
         # only now: an earlier run in the folder stays whole while one of these starts may fail
         results, at = [], 0
         for cell in cells:
             trials = []
-            for number, (started, up, row) in enumerate(starts[cell.name]):
+            for number, (started, times, row) in enumerate(starts[cell.name]):
                 lines = append_rows(folder, [row], at)
                 at += lines.bytes
-                first_s = row.sent_s + (row.first_token_s or 0.0)
-                times = {
-                    "ready_s": round(up.ready_s, 3),
-                    "start_to_first_token_s": round(first_s, 3),
-                    **up.phases,
-                }
                 trials.append(
                     Trial(
                         number=number,
@@ -114,7 +122,7 @@ def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: I
         return run
 
 
-def _first_answer(up: Started, workload: Workload, cell: Cell) -> RequestRow:
+def _first_answer(up: Started, workload: Workload, cell: Cell, origin: float) -> RequestRow:
     body = {
         "model": up.model,
         "max_tokens": _TOKENS,
@@ -131,7 +139,7 @@ def _first_answer(up: Started, workload: Workload, cell: Cell) -> RequestRow:
             cell=cell,
             requests=1,
         ),
-        origin=time.monotonic() - up.ready_s,
+        origin=origin,
     )
     request = share.request(Planned(0, None, _TOKENS), json.dumps(body).encode())
     try:

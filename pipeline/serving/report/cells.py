@@ -54,6 +54,9 @@ THROUGHPUT = (
     Metric("failed", "Failed requests"),
     Metric("ready_s", "Ready after s"),
     Metric("start_to_first_token_s", "First token after s"),
+    Metric("start_to_right_answer_s", "Right answer after s"),
+    Metric("pull_s", "Pull of the image s"),
+    Metric("pull_to_right_answer_s", "Right answer after the pull's begin s"),
     *(Metric(f"{part}_s", f"of it {part} s") for part in ("load", "compile", "tune", "capture")),
 )
 # The interval of the mean is what tells two runs apart.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from pipeline.core.errors import BenchUnanswered
+from pipeline.core.errors import BenchUnanswered, SmokeFailed
 from pipeline.core.net.wire import Address
 from pipeline.serving.bench.model import Inputs
 from pipeline.serving.bench.record import read_request_rows, read_run, workload_digest
+from pipeline.serving.bench.results.recompute import require_as_measured
 from pipeline.serving.bench.server import MeasuredServer
 from pipeline.serving.bench.starts import Started, Starter, drop_page_cache, measure_starts
 from pipeline.serving.bench.workload import read_workload
@@ -41,6 +45,46 @@ def test_each_start_begins_with_nothing_running_and_ends_with_a_token(tmp_path: 
     assert read_run(tmp_path / "out") == run
     (row,) = read_request_rows(tmp_path / "out", run.cells[1].trials[0].requests)
     assert row.chunks == 8
+
+
+def test_a_right_answer_and_a_pull_have_clocks_of_their_own(tmp_path: Path) -> None:
+    workload, asked = read_workload("start"), list[str]()
+    with bench_server() as server:
+        plain = _starter(server, tmp_path, [])
+
+        def start() -> Started:
+            began = time.monotonic() - 40.0
+            check = partial(asked.append, "checked")
+            return replace(plain.start(), check=check, pull_s=30.0, pull_began=began)
+
+        inputs = Inputs(workload=workload_digest(workload))
+        run = measure_starts(workload, replace(plain, start=start), tmp_path / "out", inputs)
+    metrics = run.cells[0].trials[0].metrics
+    assert asked == ["checked", "checked"]
+    assert metrics.pull_s == 30.0
+    assert metrics.pull_to_right_answer_s is not None
+    assert metrics.pull_to_right_answer_s >= 40.0
+    assert metrics.start_to_right_answer_s is not None
+    assert 2.5 < metrics.start_to_right_answer_s < 40.0
+    assert read_run(tmp_path / "out") == run
+    require_as_measured(tmp_path / "out", run)
+
+
+def test_a_check_that_fails_leaves_no_run(tmp_path: Path) -> None:
+    workload = read_workload("start")
+    with bench_server() as server:
+        plain = _starter(server, tmp_path, [])
+
+        def wrong() -> None:
+            raise SmokeFailed("its first answer is wrong")
+
+        def start() -> Started:
+            return replace(plain.start(), check=wrong)
+
+        inputs = Inputs(workload=workload_digest(workload))
+        with pytest.raises(SmokeFailed):
+            measure_starts(workload, replace(plain, start=start), tmp_path / "out", inputs)
+    assert not (tmp_path / "out" / "bench.json").exists()
 
 
 @pytest.mark.parametrize("fault", ["always-busy", "not-http", "empty"])

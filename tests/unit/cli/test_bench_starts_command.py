@@ -10,6 +10,8 @@ import pytest
 from pipeline.serving.bench.model import BenchRun
 from pipeline.serving.bench.record import read_run
 from pipeline.serving.serve import run as run_module
+from tests.testbed.model_faults import FAULTS
+from tests.testbed.oci_door import Door
 from tests.unit.cli.live_recipe import LiveRecipe, live_recipe
 from tests.unit.support import Command, Ended
 
@@ -52,6 +54,63 @@ def test_a_start_is_as_long_as_the_serve_says(world: World, tmp_path: Path) -> N
     ends = [row["ends"][0]["seconds"] for row in world.attempts()]
     # an attempt has the preflight in it, too
     assert all(0 < each <= end for each, end in zip(ready, ends, strict=True))
+
+
+def test_the_clock_stops_at_an_answer_that_is_right(world: World, tmp_path: Path) -> None:
+    done = world.starts(tmp_path, "--weights", str(world.weights))
+    assert done.code == 0, done.err
+    assert "The pull of its image is not measured: --pull REGISTRY/REPO" in done.err
+    assert "right answer s" in done.out
+    for cell in _run(tmp_path).cells:
+        found = cell.trials[0].metrics
+        assert found.start_to_right_answer_s is not None
+        assert found.start_to_first_token_s is not None
+        assert found.start_to_right_answer_s > found.start_to_first_token_s
+        assert (found.pull_s, found.pull_to_right_answer_s) == (None, None)
+
+
+@pytest.mark.parametrize("fault", ["wrong model name", "empty answer", "unknown finish_reason"])
+def test_a_wrong_answer_is_no_end_of_a_start(fault: str, world: World, tmp_path: Path) -> None:
+    world.engine.model.fault = next(each for each in FAULTS if each.name == fault)
+    done = world.starts(tmp_path, "--weights", str(world.weights))
+    assert done.error in ("SmokeFailed", "BenchUnanswered"), done.err
+    assert not (tmp_path / "start" / "bench.json").exists()
+
+
+def test_the_pull_of_an_image_that_is_not_loaded_counts(
+    world: World, door: Door, tmp_path: Path
+) -> None:
+    at = f"{door.host_port}/team/tiny"
+    assert world.sm120("publish", "tiny", at).code == 0
+    facts = next(iter(world.engine.images.values()))
+    world.engine.images, world.engine.loadable = {}, facts
+    done = world.starts(tmp_path, "--weights", str(world.weights), "--pull", at)
+    assert done.code == 0, done.err
+    assert world.engine.loads == [world.digest]
+    cold, warm = (cell.trials[0].metrics for cell in _run(tmp_path).cells)
+    assert cold.pull_s is not None
+    assert cold.pull_to_right_answer_s is not None
+    assert cold.start_to_right_answer_s is not None
+    assert cold.pull_to_right_answer_s > cold.pull_s + cold.start_to_right_answer_s - 0.01
+    assert cold.pull_s > 0
+    # by then it is there
+    assert (warm.pull_s, warm.pull_to_right_answer_s) == (None, None)
+    assert "The pull is not measured: brainy's image is loaded on this machine" in done.err
+    assert "pull to right answer" in done.out
+
+
+@pytest.mark.parametrize("place", ["team/other", "team/tiny:v1"])
+def test_an_image_that_is_not_published_there_is_an_error(
+    place: str, world: World, door: Door, tmp_path: Path
+) -> None:
+    world.engine.loadable = next(iter(world.engine.images.values()))
+    world.engine.images = {}
+    at = f"{door.host_port}/{place}"
+    done = world.starts(tmp_path, "--weights", str(world.weights), "--pull", at)
+    assert done.code != 0
+    assert done.error in ("NotInRegistry", "ReferenceInvalid"), done.err
+    assert world.engine.created == []
+    assert not (tmp_path / "start" / "bench.json").exists()
 
 
 def test_a_run_of_starts_names_what_stood_behind_them(world: World, tmp_path: Path) -> None:

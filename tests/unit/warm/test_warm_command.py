@@ -63,7 +63,7 @@ def test_without_a_layer_every_kernel_is_missing(workspace: Workspace) -> None:
     assert triton.needed == len(triton.missing)
     assert triton.needed
     assert "there is no layer yet" in triton.reason
-    flashinfer, *none_needed = others
+    flashinfer, *none_needed, compiled_late = others
     # no layer holds them yet
     assert (flashinfer.state, flashinfer.needed, flashinfer.present) == ("missing", 2, 0)
     assert flashinfer.missing == [
@@ -72,6 +72,7 @@ def test_without_a_layer_every_kernel_is_missing(workspace: Workspace) -> None:
     ]
     assert {row.state for row in none_needed} == {"none needed"}
     assert "sglang/srt/layers/quantization/fp8_utils.py" in none_needed[1].reason
+    assert (compiled_late.library, compiled_late.state) == ("torch.compile", "unknown")
 
 
 def rows_of(workspace: Workspace, changes: dict[str, Any], held: WarmModules | None) -> Any:
