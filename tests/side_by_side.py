@@ -22,6 +22,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Literal
 
 import pytest
+from _pytest.config import create_terminal_writer
 
 # Where the folders of all processes lie, in a process that has one of its own.
 SHARED_FOLDER = pytest.StashKey[Path]()
@@ -224,18 +225,22 @@ def _begin(config: pytest.Config, number: int, said: list[tuple[str, Any]]) -> N
     manager = config.pluginmanager
     # processes that a test starts would import what the main module is
     sys.modules["__main__"] = ModuleType("__main__")
-    # the file into which output is caught would have one position for all
-    if capture := manager.getplugin("capturemanager"):
+    capture = manager.getplugin("capturemanager")
+    if capture and config.option.capture != "no":
+        # the file into which output is caught would have one position for all
         capture.stop_global_capturing()
+        # what a test prints uncaught would stand between the dots of all
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         capture.start_global_capturing()
         capture.suspend_global_capture()
     folders = config._tmp_path_factory  # type: ignore[attr-defined]
     config.stash[SHARED_FOLDER] = folders.getbasetemp()
     folders._basetemp = folders.getbasetemp() / f"process-{number}"
     folders._basetemp.mkdir(mode=0o700)
-    # the first process prints; a plugin that writes a dump at a timeout asks this one where to
-    reporter = manager.unregister(name="terminalreporter")
-    manager.register(SimpleNamespace(_tw=getattr(reporter, "_tw", None)), "terminalreporter")
+    # the first process prints; a plugin that dumps stacks at a timeout asks this one where to
+    manager.unregister(name="terminalreporter")
+    writer = create_terminal_writer(config, sys.stderr)
+    manager.register(SimpleNamespace(_tw=writer), "terminalreporter")
 
     class Sender:
         """Keeps what is to be sent."""

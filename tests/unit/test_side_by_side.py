@@ -24,7 +24,9 @@ CONFTEST = """
 OF_ALL_KINDS = """
     import os, signal, warnings, pytest
 
-    def test_sound(): pass
+    def test_sound(capsys):
+        with capsys.disabled():
+            print("between the dots")
     def test_killed(): os.kill(os.getpid(), signal.SIGKILL)
     def test_wrong(): print("caught words"); assert 1 == 2
     @pytest.mark.skip(reason="none here")
@@ -94,9 +96,10 @@ def test_each_test_counts_once_also_beside_one_that_ends_its_process(project: Pa
     # captured output, the reason of a skip, and what a session's fixture says at its end
     assert "Captured stdout call" in said
     assert "caught words" in said
-    assert "SKIPPED [1] test_kinds.py:7: none here" in said
+    assert "SKIPPED [1] test_kinds.py:9: none here" in said
     assert "OSError: no end" in said
     assert said.count("UserWarning: careful") == 1
+    assert "between the dots" not in said
     assert "slowest 3 durations" in said
 
 
