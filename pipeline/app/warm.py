@@ -188,8 +188,8 @@ def compile_entries(
                     made = kept_or_asked(flashinfer, asked)
                 modules = pack_modules(flashinfer, [answer for _, answer, _ in made])
             seconds += sum(answer.seconds for _, answer, kept in made if not kept)
-        named = [(c, a) for c, a, _ in answers if isinstance(a, WarmAnswer)]
-        index, files = pack_entries(target, named, python, modules)
+        answered = [(c, a) for c, a, _ in answers if isinstance(a, WarmAnswer)]
+        index, files = pack_entries(target, answered, python, modules)
     return index, files, seconds
 
 

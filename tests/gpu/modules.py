@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib
+import importlib.util
 import json
 import os
 import shutil
@@ -125,8 +126,12 @@ def environment(work: Path, name: str) -> dict[str, str]:
     home.mkdir(parents=True)
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     places = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")), Path(nvcc).resolve().parents[1]]
-    places += sorted(Path("/usr/local").glob("cuda*"))
-    cuda = next(p for p in places if (p / "include/cuda_runtime.h").is_file())
+    places += [
+        *sorted(Path("/usr/local").glob("cuda*")),
+        *(Path(p, "nvidia/cu13") for p in sys.path),
+    ]
+    parts = ("include/cuda_runtime.h", "bin/nvcc")
+    cuda = next(place for place in places if all((place / part).is_file() for part in parts))
     own = {**os.environ, **dict.fromkeys(("HOME", "FLASHINFER_WORKSPACE_BASE"), str(home))}
     # where the toolkit has no libraries to link with, those of torch and of the driver
     own["LIBRARY_PATH"] = f"{work / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}"
@@ -353,6 +358,8 @@ def prove(collected: Path, work: Path) -> None:
             zip(MODULES, pool.map(lambda n: compile_ahead(work, n, arch), MODULES), strict=True)
         )
     report["ahead"], report["ahead_s"] = ahead, round(time.monotonic() - begun, 1)
+    # at once: a run that is stopped has said this much
+    print(json.dumps(report), flush=True)
     version: dict[str, Any] = {}
     exec((site / "flashinfer/_build_meta.py").read_text(encoding="utf-8"), version)
     compiled = {name: row for name, row in ahead.items() if row["ended"] == "compiled"}
@@ -365,6 +372,7 @@ def prove(collected: Path, work: Path) -> None:
         cold = dict(
             zip(CALLS, pool.map(lambda n: called(work, n, "cold", arch), CALLS), strict=True)
         )
+    print("cold calls done after", round(time.monotonic() - begun, 1), "s", flush=True)
     for name, (_, most) in CALLS.items():
         # one after the other: nothing is compiled, and times are not disturbed
         both = {"cold": cold[name], "warm": called(work, name, "warm", arch)}
