@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts.store.store import Store
+from pipeline.artifacts.store.store import Store, open_store
 from tests.perf import __main__ as perf
-from tests.perf import dockerfile, measure
+from tests.perf import dockerfile, imports, measure
 from tests.perf.dockerfile import DOCKERFILE, docker, platform_options
 from tests.perf.measure import Cost, Report, in_turns, run
 from tests.testbed.dockerd import DockerDaemon
@@ -92,6 +92,18 @@ def test_a_measurement_that_is_ended_leaves_no_folder_and_no_process(
     assert ended.value.code == 143
     assert [child.returncode for child in seen] == [-signal.SIGTERM]
     assert not list(tmp_path.iterdir())
+
+
+def test_images_that_are_not_built_are_said_and_not_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    report = Report()
+    options = perf.read_options(["--only-imports"])
+    imports.measure_imports(report, open_store(tmp_path / "store"), tmp_path / "scratch", options)
+    for name in ("sglang-k2-warm", "sglang-warm", "vllm-warm"):
+        assert f"imports of {name}: not measured: `sm120 build {name}` comes first" in str(report)
+    assert "start of tiny-cpu: not measured: `sm120 build llama-cpp-cpu`" in str(report)
 
 
 def test_fetching_and_verifying_share_no_folder(
