@@ -77,7 +77,7 @@ class FakeSession:
     """What a session was asked to run."""
 
     def __init__(self, *posargs: str) -> None:
-        self.posargs, self.ran = list(posargs), list[tuple[str, ...]]()
+        self.name, self.posargs, self.ran = "lint", list(posargs), list[tuple[str, ...]]()
 
     def log(self, message: str) -> None:
         self.ran.append(("log", message))
