@@ -27,17 +27,15 @@ DURATIONS = Path(__file__).with_name("durations.json")
 IN_TURN = [
     tuple(f"tests/integration/{name}.py" for name in row.split())
     for row in (
-        "test_serve_on_host test_image_starts test_publish",
-        "test_evidence_chain test_compiled_image test_interruptions",
-        "test_foreign_base test_publish_stopped test_serve_recipe",
+        "test_serve_on_host test_image_starts test_publish test_foreign_base",
+        "test_publish_stopped test_evidence_chain test_compiled_image test_serve_recipe",
+        "test_interruptions test_reproducible test_agent_clients test_obstacles",
+        "test_weights_serve test_weights_fetch test_air_gap test_bump_engine",
+        "test_bench_beside test_bench_client test_gate_small test_weights_verify",
+        "processes/test_source_bad roles/test_fleet_order test_weights_signing test_render_tools",
+        "processes/test_limits processes/test_source_ways test_shared_objects test_report_browser",
         "test_provision_driver roles/test_registry_role roles/test_engine_role",
-        "test_gate_small roles/test_fleet_order processes/test_source_bad test_bump_engine",
-        "test_agent_clients test_obstacles test_reproducible test_bench_beside",
-        "test_weights_serve test_weights_fetch test_air_gap test_bench_client",
-        "test_shared_objects test_offline_bootstrap test_report_browser",
-        "test_weights_verify test_weights_signing",
-        "processes/test_limits processes/test_source_ways",
-        "test_tree_equals_pip test_render_tools",
+        "test_tree_equals_pip test_offline_bootstrap",
     )
 ]
 

@@ -36,9 +36,11 @@ settings.register_profile(
 settings.load_profile("any-machine")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def all_is_loaded() -> None:
-    """Before anything is patched: a module that is loaded under a patch would keep it."""
+def pytest_collection_finish() -> None:
+    """All is loaded before anything is patched: a module that is loaded under one would keep it.
+
+    The processes that run the tests are forked later: none need load it again.
+    """
     for module in pkgutil.walk_packages(pipeline.__path__, "pipeline."):
         # those run elsewhere, beside an engine
         if ".worker." not in module.name and not module.name.endswith("__main__"):

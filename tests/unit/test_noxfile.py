@@ -77,7 +77,7 @@ class FakeSession:
     """What a session was asked to run."""
 
     def __init__(self, *posargs: str) -> None:
-        self.posargs, self.ran = list(posargs), list[tuple[str, ...]]()
+        self.name, self.posargs, self.ran = "lint", list(posargs), list[tuple[str, ...]]()
 
     def log(self, message: str) -> None:
         self.ran.append(("log", message))
@@ -202,7 +202,7 @@ def test_ci_makes_one_environment_for_lint_and_all_tests(
     monkeypatch.setattr(menu, "environment", made.append)
     menu.tests.func(FakeSession())
     assert made == ["lint"]
-    programs = ["mypy", "pytest", "pytest", "python", "ruff", "ruff"]  # python: ansible-lint
+    programs = ["mypy", "pytest", "python", "ruff", "ruff"]  # python: ansible-lint
     assert sorted(ran) == [("lint", program) for program in programs]
     test, lint = (set(PIN.findall((menu.LOCKS / f"{g}.txt").read_text())) for g in ("test", "lint"))
     assert test
