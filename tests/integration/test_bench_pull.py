@@ -30,7 +30,7 @@ def test_the_clock_of_a_pull_runs_to_an_answer_that_is_right(
     for known in client.images.list(name=f"sm120/{IMAGE}"):
         # a start whose image is there has nothing to pull
         with suppress(docker.errors.NotFound):
-            client.images.remove(known.id, force=True)
+            client.images.remove(str(known.id), force=True)
     with oci_registry(tmp_path / "registry") as registry:
         place = f"{registry.host_port}/tiny"
         sm120(image.store, "publish", IMAGE, place)
