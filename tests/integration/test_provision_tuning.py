@@ -66,7 +66,7 @@ def test_the_promises_run_under_plain_pytest_as_the_page_says(
         site.values["ansible_become"] = True
 
     def run_promises(which: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pytest", "-n0", "-p", "no:cacheprovider", "-rA", form]
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", form]
         where = ["--hosts=ansible://n2", f"--ansible-inventory={site.inventory()}"]
         return subprocess.run(
             [*command, *where, "pipeline/hosts/promises", "-k", which],

@@ -13,7 +13,7 @@ import json
 import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import takewhile
@@ -269,7 +269,8 @@ class ModelServer:
             pass
         finally:
             self.active -= is_active
-            writer.close()
+            with suppress(RuntimeError):  # where the loop ended while a client was still connected
+                writer.close()
 
     async def _write(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bytes

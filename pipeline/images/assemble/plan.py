@@ -298,7 +298,7 @@ def plan_image(checkout: Checkout, name: str, platform: str) -> ImagePlan:
         if strange := sorted({*getattr(slim, field)} - locked):
             raise SpecInvalid(
                 f"{name}: slim: {field}: {strange[0]} is not in the locks of {name}",
-                "`sm120 image show` and lockfiles/images name what is.",
+                "Their files under lockfiles/images name what is.",
             )
     return plan
 

@@ -11,7 +11,8 @@ from pipeline.images.spec.checkout import Checkout
 from tests.gpu.launches import padded
 from tests.unit.support import ROOT
 
-MEASURED = sorted((ROOT / "tests" / "gpu" / "measured").glob("*.json"))
+FOLDER = ROOT / "tests" / "gpu" / "measured"
+MEASURED = sorted(FOLDER.glob("nvidia-*.json"))
 
 
 def told(path: Any) -> Any:
@@ -55,6 +56,26 @@ def test_our_blocks_beat_those_of_pr_17908_at_every_shape_where_they_differ(
     ours, other = times(path, kind, "patched for SM120"), times(path, kind, "sglang PR 17908")
     assert len(ours) == 6
     assert all(ours[shape] < other[shape] for shape in ours)
+
+
+def test_first_calls_found_all_that_was_compiled_and_gave_the_same_numbers() -> None:
+    measured = told(FOLDER / "first-calls-nvidia-h200.json")
+    cases = measured["sglang-k2"]["cases"]
+    assert measured["card"]
+    assert len(cases) == 94
+    for name, case in cases.items():
+        assert case["hit"], name
+        assert (case["miss"], case["disk"], case["refused"]) == (0, 0, 0), name
+        assert case["same numbers"], name
+
+
+def test_modules_compiled_beforehand_were_called_and_spoiled_ones_refused() -> None:
+    measured = told(FOLDER / "modules-nvidia-h200.json")
+    assert measured["card"]
+    assert measured["ahead"].keys() == measured["calls"].keys()
+    assert all(made["ended"] == "compiled" for made in measured["ahead"].values())
+    assert len(measured["must_fail"]) == 5
+    assert all(fault["refused"] and fault["said"] for fault in measured["must_fail"].values())
 
 
 def test_a_launch_is_padded_to_the_number_of_blocks_that_sm120_would_hold() -> None:

@@ -23,7 +23,7 @@ def judged(tmp_path: Path, roles: Roles, chosen: str, host: str = "local") -> tu
     (tmp_path / "local.json").write_text(promised.model_dump_json())
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", "-q", "-n0", "-rs", "-p", "no:cacheprovider"),
+            *(sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"),
             *("--hosts=local://", "--promises", str(tmp_path), "-k", chosen),
             "pipeline/hosts/promises",
         ],
