@@ -268,9 +268,8 @@ def tests(session: nox.Session) -> None:
 def run_pytest(session: nox.Session, *folders: str, group: str = "test") -> None:
     """Tests on all cores; a file stays in one process (tests/conftest.py: which ones together)."""
     cores = len(os.sched_getaffinity(0))
-    # tests wait a third of their time, for servers and limits; with real parts more than half of
-    # it; six processes took longer than four on two cores
-    processes = min(cores * 3 // 2, 8) if folders == ("tests/unit",) else min(cores * 2, 4)
+    # tests wait a third of their time, for servers and limits; with real parts more than half of it
+    processes = min(cores * 3 // 2, 8) if folders == ("tests/unit",) else min(cores * 5 // 2, 5)
     named = [arg for arg in session.posargs if arg.startswith("tests")]
     command = ("pytest", f"--numprocesses={processes}", "--durations=25")
     run(session, group, *command, *(() if named else folders), *session.posargs)

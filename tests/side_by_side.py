@@ -6,6 +6,7 @@ seconds of a core for each, and its threads and messages take as long again.
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import signal
 import sys
@@ -91,7 +92,11 @@ class Supervisor:
                 _work(self.session, theirs, part, self.begun)
                 code = 0
             finally:
-                os._exit(code)  # what is to be done at the end is to be done by the first process
+                # what is to be done at the end is to be done by the first process, but for folders
+                # that multiprocessing made in this one
+                with suppress(BaseException):
+                    multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+                os._exit(code)
         theirs.close()
         self.workers.append(Worker(pid, ours, deque(part), part[-1]))
 

@@ -36,14 +36,15 @@ OF_ALL_KINDS = """
     def test_last(tmp_path): assert tmp_path.is_dir()
 """
 WITH_AN_END = """
-    import pytest
+    import multiprocessing.util, pathlib, pytest
 
     @pytest.fixture(scope="session")
     def whole():
         yield
         raise OSError("no end")
 
-    def test_begun(whole): pass
+    def test_begun(whole):
+        pathlib.Path("folder").write_text(multiprocessing.util.get_temp_dir())
     def test_follows(whole): pass
 """
 WAITING = """
@@ -101,6 +102,7 @@ def test_each_test_counts_once_also_beside_one_that_ends_its_process(project: Pa
     assert said.count("UserWarning: careful") == 1
     assert "between the dots" not in said
     assert "slowest 3 durations" in said
+    assert not Path((project / "folder").read_text()).exists()
 
 
 def test_enough_failures_end_all(project: Path) -> None:
