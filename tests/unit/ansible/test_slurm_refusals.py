@@ -54,6 +54,7 @@ def refused(tmp: Path, task: str, programs: dict[str, str], **host_values: Any) 
 NO_QUEUE = {"systemctl": "exit 3"}
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize(
     ("programs", "values", "why"),
     [

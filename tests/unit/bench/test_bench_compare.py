@@ -325,6 +325,7 @@ def _winners(first: dict[str, list[float]], second: dict[str, list[float]], turn
     return sum(n.verdict != "undecided" for _, n in compare_runs(sides[0], sides[1]).numbers())
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("trials", [3, 8])
 @pytest.mark.parametrize("in_turns", [False, True])
 def test_one_server_measured_twice_with_drift_names_a_winner_in_five_of_a_hundred_at_most(

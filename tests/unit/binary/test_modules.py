@@ -162,6 +162,7 @@ ENDLESS: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.share(2)  # each fills a limit of the reader: seconds
 @pytest.mark.parametrize("name", list(ENDLESS))
 def test_what_never_ends_is_given_up_in_bounded_time(name: str) -> None:
     data = ENDLESS[name]()

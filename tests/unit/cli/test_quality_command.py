@@ -59,6 +59,7 @@ def test_a_sound_server_passes_all_parts_and_the_result_is_stated(
     assert stated["payloadType"] == "application/vnd.in-toto+json"
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("name", ["off by a constant", "broken once in ten", "other logits"])
 def test_a_fault_ends_with_its_part_and_a_code_of_its_own(
     sm120: Command, tmp_path: Path, weights: Path, name: str

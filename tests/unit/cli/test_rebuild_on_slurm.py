@@ -94,6 +94,7 @@ DIFFERENT = {
 }
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_other_bytes_are_named_and_asked_for_again(node: OneNode, what: str) -> None:
     script, why = DIFFERENT[what]
@@ -114,6 +115,7 @@ NO_ANSWER = {
 }
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("what", NO_ANSWER)
 def test_what_is_no_answer_proves_nothing(node: OneNode, what: str) -> None:
     node.change(NO_ANSWER[what])

@@ -150,6 +150,7 @@ def test_a_draft_model_is_turned_on_last_and_stays_where_it_changes_nothing(worl
     ]
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize(
     ("name", "outcome"),
     [

@@ -317,6 +317,7 @@ def pax_header(body: bytes) -> bytes:
     return info.tobuf(tarfile.USTAR_FORMAT) + body + b"\0" * (-len(body) % 512)
 
 
+@pytest.mark.share(1)
 @pytest.mark.parametrize("line", [b"6 a=b\n", b"8 a=bcd\n"])
 def test_a_pax_header_takes_time_by_its_length_only(line: bytes) -> None:
     def read_header(lines: int) -> None:

@@ -77,6 +77,7 @@ def test_every_fault_that_was_planted_last_is_caught(baseline: Baseline, is_whol
     assert [row for row in rows if row[1] != row[2]] == []
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("server", "plan"),
     [
