@@ -52,7 +52,7 @@ WARM_READER = Path(__file__).parents[1] / "warm" / "reader" / "sm120_warm.py"
 # By this name FlashInfer looks for modules that are compiled already.
 MODULE_READER = WARM_READER.with_name("flashinfer_jit_cache.py")
 # Raised when the same module, wheels and architectures would give another library.
-MODULE_FORMAT = 1
+MODULE_FORMAT = 2
 # Where its Python finds what was compiled of its files, and the program that compiles them.
 PYCACHE = "opt/warm/python"
 BYTECODE = Path(__file__).parents[1] / "warm" / "python" / "bytecode.py"

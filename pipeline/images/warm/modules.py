@@ -47,6 +47,7 @@ _IMPORTED = ("requests/", "urllib3/", "idna/", "certifi/", "charset_normalizer/"
 # Of CUDA's libraries a module is linked with few, and torch's stubs stand for the others.
 _LINKED = ("libcudart", "libcublas.", "libcublasLt.", "libnvrtc.", "libcudadevrt")
 FOLDER = "opt/warm/flashinfer"
+_SEED = "sm120"
 # The largest, CUTLASS's fused MoE, has 100 MB.
 _MOST_BYTES = 512 << 20
 
@@ -134,6 +135,8 @@ class ModuleTarget(WorkerTarget[ModuleCase, ModuleAnswer]):
             **dict.fromkeys(("HOME", "TMPDIR", "FLASHINFER_WORKSPACE_BASE"), folder),
             **{"PYTHONPATH": f"/{self.plan.base.venv.site}", "PYTHONDONTWRITEBYTECODE": "1"},
             **{"LD_LIBRARY_PATH": STUBS, "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"},
+            # without it nvcc makes up names, of a source's time and its own process number
+            **{"NVCC_APPEND_FLAGS": f"-frandom-seed={_SEED}"},
             # there is a worker for every core
             **{"MAX_JOBS": "1", "OMP_NUM_THREADS": "1", "FLASHINFER_LOGGING_LEVEL": "error"},
         }

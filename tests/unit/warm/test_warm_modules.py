@@ -178,6 +178,13 @@ def test_whatever_decides_its_bytes_gives_a_module_another_key(tmp_path: Path) -
     assert len({known, *changed}) == 7
 
 
+def test_nvcc_makes_up_no_names_of_times_and_process_numbers(tmp_path: Path) -> None:
+    """A source without a function that others see has such a name in it: CUTLASS's GEMMs do."""
+    plan = plan_with(PAGE)
+    variables = target_of(plan, tmp_path).variables(module_cases(plan), tmp_path)
+    assert variables["NVCC_APPEND_FLAGS"] == "-frandom-seed=sm120"
+
+
 def test_only_a_compiled_module_is_kept(target: ModuleTarget) -> None:
     (case,) = module_cases(target.plan)
     for ended in ("raised", "died", "timed out", "not imported"):
