@@ -29,8 +29,12 @@ class Copiers(dict[type, Any]):
 
     def get(self, kind: type, default: Any = None) -> Any:
         if kind not in self and issubclass(kind, (str, int, float)):
-            self[kind] = self[str]
+            self[kind] = _itself
         return super().get(kind, default)
+
+
+def _itself(value: object, _: object) -> object:
+    return value
 
 
 def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
