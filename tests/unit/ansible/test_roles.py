@@ -145,6 +145,7 @@ def test_a_script_is_one_that_sh_can_read(script: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("playbook", PLAYBOOKS)
 def test_a_playbook_passes_the_syntax_check(playbook: str) -> None:
     check = [ansible_program("ansible-playbook"), "--syntax-check", "-i", "localhost,"]

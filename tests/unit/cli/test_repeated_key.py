@@ -102,6 +102,7 @@ BENCH = (
 )
 
 
+@pytest.mark.share(6)
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("where", ["refusal", "stream"])
 def test_a_server_that_repeats_the_key_is_measured_without_it(
