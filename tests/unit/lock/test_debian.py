@@ -71,9 +71,9 @@ def test_a_file_that_must_have_one_stanza_has_one(text: str) -> None:
 def test_a_tenth_of_debian_is_read_in_well_under_a_second() -> None:
     body = "".join(f"Field-{n}: some value of usual length\n" for n in range(20))
     text = "".join(f"Package: p{n}\n{body}\n" for n in range(6300))
-    start = time.perf_counter()
+    start = time.process_time()
     assert sum(1 for _ in read_stanzas(text, ("Package",))) == 6300
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_a_field_of_very_many_lines_is_read_in_linear_time() -> None:
