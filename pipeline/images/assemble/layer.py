@@ -174,6 +174,8 @@ _FLUSH_BYTES = 1 << 20
 _PENDING_BYTES = 1 << 15
 _LONGEST_TARGET_BYTES = 4095  # PATH_MAX without the closing NUL
 _TRAILER_BYTES = 8  # CRC-32 and size, RFC 1952
+# More than what compression adds to a piece that does not shrink, with a header and a trailer.
+_SLACK_BYTES = 4096
 # bounds the memory that one file costs, however well it was packed
 _STEP_BYTES = 4 << 20
 
@@ -323,7 +325,8 @@ def read_pieces(blob: Path, row: FileRow, step_bytes: int = _STEP_BYTES) -> Iter
                 engine, chunk = zlib.decompressobj(-15), b""
                 while not engine.eof:
                     if not chunk:
-                        chunk = handle.read(min(CHUNK_BYTES, step_bytes))
+                        # most files are small: whole chunks would be a hundred times as much
+                        chunk = handle.read(min(CHUNK_BYTES, step_bytes, remaining + _SLACK_BYTES))
                         at += len(chunk)
                         if not chunk:
                             raise StoreDamaged(f"{blob.name}: ends inside {row.path}")
