@@ -24,7 +24,7 @@ ENGINES = {
     "sglang-k2-warm": f"import sglang.srt.server_args, {_COMMON}",
     "sglang-warm": f"import sglang.srt.server_args, {_COMMON}",
     # what `vllm serve` imports before it looks for a card, but its compiled operators
-    "vllm-warm": f"import vllm.engine.arg_utils, vllm.entrypoints.openai.cli_args, {_COMMON}",
+    "vllm-warm": f"import vllm.engine.arg_utils, vllm.entrypoints.launchers.cli_args, {_COMMON}",
 }
 # A whole start: from its first process until it listens. No health: the sandbox has no loopback.
 TINY = "tiny-cpu"
