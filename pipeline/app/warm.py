@@ -283,7 +283,7 @@ def report_warm(workspace: Workspace, request: WarmRequest) -> list[LibraryNeeds
         rows += [triton, *(LibraryNeeds.of(plan, index, name, each) for each in _LIBRARIES)]
         recipe = recipes.read(name) if name in recipes.names() else None
         words = merged_flags(recipe).arguments() if recipe else []
-        variables = {k: v for each in plan.base.chain() for k, v in each.spec.env.items()}
+        variables = plan.base.variables
         variables |= recipe.variables() if recipe else {}
         state, why = "unknown", "there is no recipe of this name"
         if not engines or variables.get("TORCH_COMPILE_DISABLE") == "1":

@@ -227,6 +227,11 @@ class ImagePlan:
         return [*(self.base.chain() if self.base else []), self]
 
     @property
+    def variables(self) -> dict[str, str]:
+        """The environment that the image and those below it set."""
+        return {k: v for plan in self.chain() for k, v in plan.spec.env.items()}
+
+    @property
     def foreign(self) -> BasePin | None:
         """The foreign image at the bottom of the chain, if there is one."""
         return self.chain()[0].lock.base_image

@@ -218,7 +218,7 @@ def as_parser_flags(described: Mapping[str, Any], **about: str) -> ParserFlags:
 @contextmanager
 def _sandboxed(store: Store, image: Built) -> Iterator[Box]:
     """A built image as a sandbox, unpacked for as long as the block lasts."""
-    own = {k: v for plan in image.plan.chain() for k, v in plan.spec.env.items()}
+    own = image.plan.variables
     home = own.get("HOME", "/home/engine")
     # its own home is on the read-only image
     env = {k: _HOME + v.removeprefix(home) if v.startswith(home) else v for k, v in own.items()}

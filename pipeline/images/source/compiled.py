@@ -247,7 +247,7 @@ def _box(
         image=default_tag(toolchain.name, toolchain.digest),
         mounts={**folders, OBJECTS: kept},
         env={
-            **{k: v for p in plan.toolchain.chain() for k, v in p.spec.env.items()},
+            **plan.toolchain.variables,
             "HOME": BUILD,
             "LC_ALL": "C.UTF-8",
             "TZ": "UTC",

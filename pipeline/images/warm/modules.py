@@ -119,11 +119,6 @@ class ModuleTarget(WorkerTarget[ModuleCase, ModuleAnswer]):
         if answer.ended == "compiled":
             super().keep(case, answer)
 
-    @property
-    def own(self) -> dict[str, str]:
-        """All that the image itself sets."""
-        return {k: v for p in self.plan.base.chain() for k, v in p.spec.env.items()}
-
     def job(self, cases: Sequence[ModuleCase]) -> dict[str, Any]:
         listed = [case.model_dump() for case in cases]
         return {"site": f"/{self.plan.base.venv.site}", "cases": listed}
@@ -131,7 +126,7 @@ class ModuleTarget(WorkerTarget[ModuleCase, ModuleAnswer]):
     def variables(self, cases: Sequence[ModuleCase], work: Path) -> dict[str, str]:
         folder = f"{GIVEN}/{work.name}"
         return {
-            **{k: v for k, v in self.own.items() if "/home/" not in v},
+            **{k: v for k, v in self.plan.base.variables.items() if "/home/" not in v},
             **dict.fromkeys(("HOME", "TMPDIR", "FLASHINFER_WORKSPACE_BASE"), folder),
             **{"PYTHONPATH": f"/{self.plan.base.venv.site}", "PYTHONDONTWRITEBYTECODE": "1"},
             **{"LD_LIBRARY_PATH": STUBS, "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"},
@@ -198,7 +193,7 @@ def pack_modules(
     version = next(pin.version for pin in plan.base.lock.wheels if pin.name == _WHEELS[0])
     modules = WarmModules(
         flashinfer=version,
-        architectures=target.own.get(ARCH_LIST, ""),
+        architectures=plan.base.variables.get(ARCH_LIST, ""),
         site=f"/{plan.base.venv.site}",
         entries={name: entries[name] for name in sorted(entries)},
         missing=[

@@ -117,7 +117,7 @@ class WarmTarget(GateTarget):
         return {**super().job(cases), "engine": self.site, "gate_worker": _GATE, "cache": None}
 
     def variables(self, cases: Sequence[KernelCase], work: Path) -> dict[str, str]:
-        own = {k: v for p in self.plan.base.chain() for k, v in p.spec.env.items()}
+        own = self.plan.base.variables
         folder = f"{GIVEN}/{work.name}"
         # caches below the image's home, which is not there
         own = {k: v.replace(own.get("HOME", "/root"), folder) for k, v in own.items()}
