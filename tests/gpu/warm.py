@@ -16,13 +16,13 @@ import hashlib
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import types
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +36,22 @@ OWN_PATH = os.environ.get("PYTHONPATH", "")
 FAILING = '#!/bin/sh\necho no compiler: "$0" >&2\nexit 1\n'
 # its version is part of every key, so only that is answered
 FAILING_PTXAS = '#!/bin/sh\n[ "$1" = --version ] && exec {real} --version\nexit 1\n'
-# What a machine may have although the image's gates stand in for it: half of it is worse than none.
+# What a machine may have although the image's gates stand in for it: another version is worse than
+# none. Torch finds CUDA's libraries in `nvidia`.
 HIDING = """
 import importlib.machinery
 
+absent = frozenset({absent!r}) - {{"nvidia"}}
 find = importlib.machinery.PathFinder.find_spec
 
 
 def find_spec(name, *more):
-    return None if name.partition(".")[0] == "transformers" else find(name, *more)
+    return None if name.partition(".")[0] in absent else find(name, *more)
 
 
 importlib.machinery.PathFinder.find_spec = staticmethod(find_spec)
 """
+CALL_SECONDS = 100.0
 
 
 def collect(folder: Path, images: tuple[str, ...] = IMAGES, arch: str = "sm_90") -> None:
@@ -72,6 +75,9 @@ def collect(folder: Path, images: tuple[str, ...] = IMAGES, arch: str = "sm_90")
         (place / "job.json").write_text(json.dumps(job), encoding="utf-8")
         with tarfile.open(place / "engine.tar.xz", "w:xz") as archive:
             archive.add(tree.folder / tree.package, tree.package)
+            # vLLM uses no Triton where it finds no version of its own
+            for facts in tree.folder.glob("*.dist-info"):
+                archive.add(facts, facts.name)
             # SGLang's arguments are pickled by it at import, and the other machine has none
             if (dill := gate.environment.folder / "site" / "dill").is_dir():
                 archive.add(dill, "dill")
@@ -135,17 +141,17 @@ def compiled(job: dict[str, Any], folder: Path) -> dict[str, Any]:
     return index
 
 
-def call_on_card(job_path: str, name: str, result: str) -> None:
+def call_on_card(job: dict[str, Any], case: dict[str, Any], result: Path) -> None:
     """One case on the card, in this process: its first call's time, and its numbers."""
     import torch
 
-    job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     sys.modules["gate_worker"] = types.ModuleType("gate_worker")
     sys.modules["gate_worker"].__path__ = [str(GATE_WORKER)]
-    names = ("calling", "arguments", "engines", "stand_ins")
+    names = ("calling", "arguments", "card", "engines", "stand_ins")
     modules: list[Any] = [importlib.import_module(f"gate_worker.{each}") for each in names]
-    calling, arguments, engines, stand_ins = modules
+    calling, arguments, card, engines, stand_ins = modules
     sys.path.insert(0, job["engine"])
+    card.tolerate_missing_operators()
     sys.meta_path.insert(0, stand_ins.BarePackages(job["engine"], job["bare"]))
     sys.meta_path.append(stand_ins.StandIns(job["absent"]))
     if prepare := engines.PREPARE.get(job["package"]):
@@ -159,7 +165,6 @@ def call_on_card(job_path: str, name: str, result: str) -> None:
     # what the gate keeps in CPU memory lies on the card here
     torch.set_default_device("cuda")
     torch.manual_seed(1)
-    (case,) = (each for each in job["cases"] if each["name"] == name)
     function, made = calling.prepare(case, job["package"])
     torch.cuda.synchronize()
     start = time.monotonic()
@@ -171,45 +176,80 @@ def call_on_card(job_path: str, name: str, result: str) -> None:
     torch.save({"seconds": seconds, "numbers": numbers}, result)
 
 
-def call_both_ways(work: Path, no_compilers: Path, case: dict[str, Any]) -> dict[str, Any]:
-    """One case, compiling and with entries alone: times, hits and misses, the numbers."""
+def call_all(work: Path, way: str) -> None:
+    """Every case in a process of its own that has imported torch and Triton, but not seen the card.
+
+    A case that takes too long is stopped; what stopped one is in its file of errors.
+    """
+    import torch
+    import triton.runtime.jit  # noqa: F401
+
+    job = json.loads((work / "job.json").read_text(encoding="utf-8"))
+    todo = list(reversed(job["cases"]))
+    running: dict[int, float] = {}
+    while todo or running:
+        while todo and len(running) < WORKERS:
+            case = todo.pop()
+            if (child := os.fork()) == 0:
+                os.environ["TRITON_CACHE_DIR"] = str(work / way / case["name"])
+                os.environ["SM120_WARM_LOG"] = str(work / f"{case['name']}.log")
+                torch.set_num_threads(1)
+                failed = work / f"{case['name']}.{way}.error"
+                try:
+                    call_on_card(job, case, work / f"{case['name']}.{way}.pt")
+                except BaseException as error:
+                    failed.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+                os._exit(0)
+            running[child] = time.monotonic() + CALL_SECONDS
+        child, _ = os.waitpid(-1, os.WNOHANG)
+        running.pop(child, None)
+        if child == 0:
+            time.sleep(0.02)
+            for late in [pid for pid, limit in running.items() if time.monotonic() > limit]:
+                os.kill(late, signal.SIGKILL)
+
+
+def call_both_ways(work: Path, no_compilers: Path, cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """All cases, compiling and with entries alone: times, hits and misses, the numbers."""
     import torch
     import triton
 
     backend = Path(triton.__file__).parent / "backends/nvidia/bin"
-    row: dict[str, Any] = {}
-    made = {}
-    log = work / f"{case['name']}.log"
     for way in ("cold", "warm"):
-        env = {**os.environ, "TRITON_CACHE_DIR": str(work / way / case["name"])}
-        env["PYTHONPATH"] = f"{work}:{READER}:{OWN_PATH}"
+        env = {**os.environ, "PYTHONPATH": f"{work}:{READER}:{OWN_PATH}"}
         if way == "warm":
             env |= {"TRITON_CACHE_MANAGER": "sm120_warm:WarmCache"}
-            env |= {"SM120_WARM": str(work / "warm"), "SM120_WARM_LOG": str(log)}
-            env["SM120_WARM_ONLY"] = "1"
+            env |= {"SM120_WARM": str(work / "warm"), "SM120_WARM_ONLY": "1"}
             env["PATH"] = f"{no_compilers}:{env['PATH']}"
             env["CC"] = str(no_compilers / "gcc")
             for tool in backend.glob("ptxas*"):
                 variable = f"TRITON_{tool.name.upper().replace('-', '_')}_PATH"
                 env[variable] = str(no_compilers / tool.name)
-        out = work / f"{case['name']}.{way}.pt"
-        words = [sys.executable, __file__, "call", str(work / "job.json"), case["name"]]
-        done = subprocess.run([*words, str(out)], env=env, capture_output=True, check=False)
-        if done.returncode:
-            row[way] = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            continue
-        made[way] = torch.load(out)
-        row[way] = round(made[way]["seconds"], 4)
-        out.unlink()
-    lines = log.read_text().splitlines() if log.exists() else []
-    for what in ("hit", "disk", "miss", "refused"):
-        row[what] = sum(line.startswith(what) for line in lines)
-    if len(made) == 2:
-        pairs = zip(made["cold"]["numbers"], made["warm"]["numbers"], strict=True)
-        row["same numbers"] = all(
-            torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs
-        )
-    return row
+        subprocess.run([sys.executable, __file__, "call", str(work), way], env=env, check=True)
+    rows: dict[str, Any] = {}
+    for case in cases:
+        row: dict[str, Any] = {}
+        made = {}
+        for way in ("cold", "warm"):
+            path = work / f"{case['name']}.{way}.pt"
+            if path.exists():
+                made[way] = torch.load(path)
+                row[way] = round(made[way]["seconds"], 4)
+                path.unlink()
+            else:
+                error = path.with_suffix(".error")
+                row[way] = error.read_text()[:300] if error.exists() else "died, or took too long"
+        log = work / f"{case['name']}.log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        for what in ("hit", "disk", "miss", "refused"):
+            row[what] = sum(line.startswith(what) for line in lines)
+        if len(made) == 2:
+            pairs = zip(made["cold"]["numbers"], made["warm"]["numbers"], strict=True)
+            row["same numbers"] = all(
+                torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs
+            )
+        rows[case["name"]] = row
+    return rows
 
 
 def prove(collected: Path, result: Path) -> None:
@@ -236,16 +276,14 @@ def prove(collected: Path, result: Path) -> None:
         # the card that is there decides which code is compiled, its name which tables are read
         job["card"] |= {"capability": [major, minor], "name": report["card"]}
         job["cuda"] = torch.version.cuda
-        (work / "sitecustomize.py").write_text(HIDING)
+        (work / "sitecustomize.py").write_text(HIDING.format(absent=job["absent"]))
         index = compiled(job, work)
         (work / "job.json").write_text(json.dumps(job), encoding="utf-8")
 
-        with ThreadPoolExecutor(WORKERS) as pool:
-            made = pool.map(partial(call_both_ways, work, no_compilers), job["cases"])
-            rows = {
-                case["name"]: {"compiled": index["ended"].get(case["name"], "not asked"), **row}
-                for case, row in zip(job["cases"], made, strict=True)
-            }
+        rows = {
+            name: {"compiled": index["ended"].get(name, "not asked"), **row}
+            for name, row in call_both_ways(work, no_compilers, job["cases"]).items()
+        }
         report[folder.name] = {"entries": len(index["entries"]), "cases": rows}
         (result / "report.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         served = [r for r in rows.values() if isinstance(r.get("warm"), float)]
@@ -258,7 +296,7 @@ def prove(collected: Path, result: Path) -> None:
 if __name__ == "__main__":
     verb, *words = sys.argv[1:]
     if verb == "call":
-        call_on_card(*words)
+        call_all(Path(words[0]), words[1])
     elif verb == "collect":
         collect(Path(words[0]))
     else:

@@ -62,10 +62,11 @@ def pretend_card(card: Json, cuda: str) -> None:
         setattr(torch.cuda, name, lambda *a, _value=value, **k: _value)
     for name in ("device", "stream"):
         setattr(torch.cuda, name, lambda *a, **k: contextlib.nullcontext())
-    # functions choose by it, and would take the way for CPUs
+    # functions choose by both, and would take the way for CPUs
     torch.Tensor.is_cuda = property(lambda self: True)
+    torch.Tensor.device = property(lambda self: torch.device("cuda", 0))
     _stay_on_cpu()
-    _tolerate_missing_operators()
+    tolerate_missing_operators()
 
 
 class _Stream:
@@ -111,7 +112,7 @@ def _stay_on_cpu() -> None:
     CpuMemory().__enter__()
 
 
-def _tolerate_missing_operators() -> None:
+def tolerate_missing_operators() -> None:
     """Engines describe operators of C++ libraries that are not loaded here; let them."""
     import torch
 

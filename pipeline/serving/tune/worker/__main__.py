@@ -73,7 +73,7 @@ def once() -> None:
         importlib.import_module(f"gate_worker.{name}") for name in names
     )
     # the engine's C++ libraries are not loaded: the kernel needs none of them
-    card_of._tolerate_missing_operators()
+    card_of.tolerate_missing_operators()
     sys.path.insert(0, job["engine"])
     # torch and Triton are whole
     for name in ("torch", "triton.backends", "triton.runtime"):
