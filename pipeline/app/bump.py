@@ -46,7 +46,7 @@ from pipeline.core.verdict import GateVerdict
 from pipeline.evidence.statements.bill import licences_of
 from pipeline.evidence.statements.inventory import package_parts
 from pipeline.images.assemble.image import find_built
-from pipeline.images.assemble.plan import plan_image
+from pipeline.images.assemble.plan import GATE_WORKER, plan_image, program_digest
 from pipeline.images.engine.parser_flags import (
     find_parser_flags,
     flags_folder,
@@ -58,7 +58,6 @@ from pipeline.images.gate.files import has_cases, read_setup
 from pipeline.images.gate.patches import PatchVerdict, versions_against
 from pipeline.images.gate.smem.engine import locked_wheel
 from pipeline.images.gate.smem.environment import cuda_of
-from pipeline.images.gate.smem.run import worker_digest
 from pipeline.images.lock.model import (
     ImageLock,
     Move,
@@ -393,7 +392,7 @@ def findings_path(workspace: Workspace, about: list[Any]) -> Path:
     root = workspace.checkout().root
     files = sorted(path for path in (root / "images").rglob("*") if path.is_file())
     read = [[str(path.relative_to(root)), sha256_of(path.read_bytes())] for path in files]
-    by = [_FORMAT, __version__, worker_digest(), reader_digest()]
+    by = [_FORMAT, __version__, program_digest(GATE_WORKER), reader_digest()]
     key = sha256_of(canonical_json([by, about, read])).removeprefix("sha256:")
     return workspace.store_root() / _FOLDER / "results" / f"{key}.json"
 

@@ -32,11 +32,11 @@ from pipeline.core.model import canonical_json, sha256_of
 from pipeline.evidence.statements.image import keep_all
 from pipeline.hosts.probes.runner import card_options
 from pipeline.images.assemble.image import Built
+from pipeline.images.assemble.plan import GATE_WORKER, program_digest
 from pipeline.images.gate.smem.cases import KernelCase, Override
 from pipeline.images.gate.smem.image_gate import ImageGate, find_case
 from pipeline.images.gate.smem.limits import Card, card_for
-from pipeline.images.gate.smem.run import WORKER as GATE_WORKER
-from pipeline.images.gate.smem.run import answered, worker_digest
+from pipeline.images.gate.smem.run import answered
 from pipeline.serving.fit.facts import fact_of
 from pipeline.serving.recipe.model import Recipe, merged_flags
 from pipeline.serving.serve.fits import find_served_model
@@ -164,7 +164,7 @@ def _tuned(
             "`sm120 host check` looks at the driver and the cards; `nvidia-smi` lists them.",
         )
     smi, digest = about["card"], recipe_digest(recipe)
-    decided = [built.digest, digest, worker_digest(WORKER), shape.model_dump()]
+    decided = [built.digest, digest, program_digest(WORKER), shape.model_dump()]
     decided += [smi.get(field) for field in ("name", "driver_version", "power.limit")]
     key = sha256_of(canonical_json(decided)).removeprefix("sha256:")
     journal = Journal(store.root / "tuned" / f"{key[:32]}.jsonl")

@@ -17,13 +17,14 @@ from pipeline.app.workspace import host_platform
 from pipeline.artifacts.store.store import default_root, open_store
 from pipeline.core import log
 from pipeline.core.model import sha256_of
+from pipeline.images.assemble.plan import GATE_WORKER
 from pipeline.images.gate.files import EngineSetup
 from pipeline.images.gate.numerics import NumericsSpec, check_numbers, numeric
 from pipeline.images.gate.smem.cases import GateFile, Gates
 from pipeline.images.gate.smem.engine import EngineTree
 from pipeline.images.gate.smem.environment import Environment, known_facts
 from pipeline.images.gate.smem.limits import card_for
-from pipeline.images.gate.smem.run import WORKER, GateTarget, judge_cases
+from pipeline.images.gate.smem.run import GateTarget, judge_cases
 
 HERE = Path(__file__).parent
 TOKENS = {"shape": ["tokens", "heads", 128], "dtype": "float32"}
@@ -124,7 +125,7 @@ def test_planted_defects_are_caught_and_an_untouched_engine_passes(
 def test_the_reference_agrees_with_torchs_own_attention_and_with_numbers_worked_out_by_hand(
     environment: Environment,
 ) -> None:
-    command = environment.command(str(HERE / "reference_checks.py"), str(WORKER))
+    command = environment.command(str(HERE / "reference_checks.py"), str(GATE_WORKER))
     done = subprocess.run(
         command, env=environment.variables(), capture_output=True, text=True, check=False
     )

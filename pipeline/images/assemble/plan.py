@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from pipeline.artifacts.oci.document import TITLE
@@ -47,15 +47,20 @@ BIG_WHEEL_BYTES = 16_000_000
 MOST_LAYERS = 100
 DEFAULT_VENV = Venv()
 _PREFIX = "org.opencontainers.image."
+_IMAGES = Path(__file__).parents[1]
+# Calls an engine's functions where no card is, for gates and for warm layers.
+GATE_WORKER = _IMAGES / "gate/worker"
+# Keeps what these calls compile, and compiles modules of FlashInfer.
+WARM_WORKER, MODULE_COMPILER = _IMAGES / "warm/inside", _IMAGES / "warm/compiler"
 # What an image with warm kernels reads them by.
-WARM_READER = Path(__file__).parents[1] / "warm" / "reader" / "sm120_warm.py"
+WARM_READER = _IMAGES / "warm/reader/sm120_warm.py"
 # By this name FlashInfer looks for modules that are compiled already.
 MODULE_READER = WARM_READER.with_name("flashinfer_jit_cache.py")
 # Raised when the same module, wheels and architectures would give another library.
 MODULE_FORMAT = 2
 # Where its Python finds what was compiled of its files, and the program that compiles them.
 PYCACHE = "opt/warm/python"
-BYTECODE = Path(__file__).parents[1] / "warm" / "python" / "bytecode.py"
+BYTECODE = _IMAGES / "warm/python/bytecode.py"
 
 
 class LayerKind(Enum):
@@ -157,10 +162,8 @@ class WarmPlan:
     base: ImagePlan
     spec: WarmSpec
     cases: tuple[tuple[str, str], ...]  # the files of its base's cases, with their digests
-    reader: str  # the digest of what reads the entries in the image
-    bytecode: str  # and of what compiles its Python files
+    programs: dict[str, str]  # the digests of those of ours that make or read it
     arch: str = ""  # another card than the image's own
-    module_reader: str = ""  # the digest of what offers FlashInfer its modules
 
     @property
     def title(self) -> str:
@@ -179,11 +182,12 @@ class WarmPlan:
             "card": self.card,
             "cases": [list(pair) for pair in self.cases],
             "recipes": self.spec.recipes,
-            "reader": self.reader,
-            "bytecode": self.bytecode,
+            **self.programs,
         }
         if modules := [each.model_dump() for each in self.spec.modules]:
-            decided["modules"] = [MODULE_FORMAT, self.module_reader, modules]
+            decided["modules"] = [MODULE_FORMAT, modules]
+        else:
+            del decided[MODULE_COMPILER.name]
         return decided
 
     @cached_property
@@ -360,9 +364,9 @@ def _plan_on(
             for path in sorted(checkout.folder(name).glob(pattern))
         ]
         cases = tuple((f"{path.parent.name}/{path.name}", _file_digest(path)) for path in paths)
-        reader, bytecode, offers = map(_file_digest, (WARM_READER, BYTECODE, MODULE_READER))
-        name = checkout.written(spec.name)
-        warm = WarmPlan(name, full, spec.warm, cases, reader, bytecode, module_reader=offers)
+        makers = (GATE_WORKER, WARM_WORKER, MODULE_COMPILER, WARM_READER.parent, BYTECODE.parent)
+        programs = {folder.name: program_digest(folder) for folder in makers}
+        warm = WarmPlan(checkout.written(spec.name), full, spec.warm, cases, programs)
         inputs["warm"] = warm.inputs
     plan = replace(plan, layers=layers, inputs=inputs, trees=trees, warm=warm)
     # refuses an image on a base with too many layers before anything is fetched
@@ -429,6 +433,13 @@ def _layers(plan: ImagePlan) -> Iterator[LayerPlan]:
         wheels, record = LayerKind.WHEELS, tuple(sorted(untrue))
         without = tuple((n, tuple(patterns[n])) for n in sorted(names & patterns.keys()))
         yield LayerPlan(title, wheels, architecture, pins, venv, prefer, record, without=without)
+
+
+@cache
+def program_digest(folder: Path) -> str:
+    """The digest of a program of ours; what it made or answered is asked again after a change."""
+    files = {str(f.relative_to(folder)): _file_digest(f) for f in folder.rglob("*.py")}
+    return sha256_of(canonical_json(files))
 
 
 def _file_digest(path: Path) -> str:

@@ -20,6 +20,7 @@ from pipeline.core.errors import Interrupted, PipelineError
 from pipeline.core.model import canonical_json, sha256_of
 from pipeline.core.verdict import GateVerdict, worst
 from pipeline.images.assemble.image import Built
+from pipeline.images.assemble.plan import GATE_WORKER, program_digest
 from pipeline.images.gate import arch
 from pipeline.images.gate.evidence import (
     Evidence,
@@ -48,7 +49,6 @@ from pipeline.images.gate.smem.image_gate import (
 )
 from pipeline.images.gate.smem.limits import CARDS, Card, card_for
 from pipeline.images.gate.smem.results import GateResult, NumericsResult
-from pipeline.images.gate.smem.run import worker_digest
 from pipeline.images.gate.templates.judge import (
     TemplateGate,
     TemplateResults,
@@ -287,7 +287,7 @@ def _about(gate: ImageGate, kind: GateKind, card: Card, engine: str) -> dict[str
         "card": card,
         "inputs": _inputs(gate, kind, patches, engine),
         "made_by": _made_by(
-            worker_digest(),
+            program_digest(GATE_WORKER),
             **{"python": facts.python, "torch": facts.torch, "triton": facts.triton},
             **{path.name: ptxas_version(path) for path in sorted(tools.glob("ptxas*"))},
         ),

@@ -21,15 +21,20 @@ from pipeline.core.errors import StepFailed
 from pipeline.core.files import os_errors_explained, unpacked_whole
 from pipeline.core.model import Frozen, canonical_json, sha256_of
 from pipeline.images.assemble.image import assemble_images
-from pipeline.images.assemble.plan import MODULE_FORMAT, MODULE_READER, WarmPlan
+from pipeline.images.assemble.plan import (
+    MODULE_COMPILER,
+    MODULE_FORMAT,
+    MODULE_READER,
+    WarmPlan,
+    program_digest,
+)
 from pipeline.images.gate.arch import ObjectVerdict, judge_bytes
 from pipeline.images.gate.smem.image_gate import ImageGate
 from pipeline.images.gate.smem.limits import card_for
 from pipeline.images.gate.smem.results import CaseReply
-from pipeline.images.gate.smem.run import WorkerTarget, worker_digest
+from pipeline.images.gate.smem.run import WorkerTarget
 from pipeline.images.source.toolchain import unpacked, unpacked_root
 from pipeline.images.warm.target import (
-    COMPILER,
     GIVEN,
     PROGRAMS,
     STUBS,
@@ -108,7 +113,7 @@ class ModuleTarget(WorkerTarget[ModuleCase, ModuleAnswer]):
 
     @property
     def program(self) -> Path:
-        return COMPILER
+        return MODULE_COMPILER
 
     @property
     def answer_type(self) -> type[ModuleAnswer]:
@@ -145,7 +150,7 @@ class ModuleTarget(WorkerTarget[ModuleCase, ModuleAnswer]):
             if pin.name in _WHEELS or pin.name.startswith("nvidia-cu")
         }
         return {
-            "worker": worker_digest(self.program),
+            "worker": program_digest(self.program),
             "environment": self.environment.key,
             "root": self.base,
             "wheels": sha256_of(canonical_json(wheels)),
@@ -243,7 +248,7 @@ def open_modules(gate: ImageGate, plan: WarmPlan) -> Iterator[ModuleTarget]:
         for source, to in {system: root, environment.folder / "site": root / site}.items():
             shutil.copytree(source, to, symlinks=True, dirs_exist_ok=True, copy_function=give)
         shutil.copytree(environment.folder / "stubs", root / STUBS.strip("/"))
-        shutil.copytree(COMPILER, root / PROGRAMS.strip("/") / COMPILER.name)
+        shutil.copytree(MODULE_COMPILER, root / PROGRAMS.strip("/") / MODULE_COMPILER.name)
         # the image's libcuda.so leads to the driver's library, which a container brings
         driver = root / "usr/local/cuda/lib/stubs/libcuda.so"
         driver.unlink()

@@ -25,17 +25,24 @@ from pipeline.core.errors import GateEnvironment
 from pipeline.core.files import os_errors_explained
 from pipeline.core.model import Frozen, canonical_json, sha256_of
 from pipeline.images.assemble.image import assemble_images
-from pipeline.images.assemble.plan import BYTECODE, WARM_FORMAT, WarmPlan
+from pipeline.images.assemble.plan import (
+    BYTECODE,
+    GATE_WORKER,
+    MODULE_COMPILER,
+    WARM_FORMAT,
+    WARM_WORKER,
+    WarmPlan,
+    program_digest,
+)
 from pipeline.images.gate.smem.cases import KernelCase
 from pipeline.images.gate.smem.engine import GateContext, layer_of, locked_wheel, unpack_kept
 from pipeline.images.gate.smem.environment import Environment
 from pipeline.images.gate.smem.image_gate import ImageGate
 from pipeline.images.gate.smem.limits import card_for
 from pipeline.images.gate.smem.results import WorkerAnswer
-from pipeline.images.gate.smem.run import WORKER, GateTarget, worker_digest
+from pipeline.images.gate.smem.run import GateTarget
 from pipeline.images.source.toolchain import unpacked_root
 
-INSIDE, COMPILER = (Path(__file__).with_name(name) for name in ("inside", "compiler"))
 # In the root that a worker sees: programs, which it only reads, and what it was given.
 PROGRAMS, GIVEN = "/warm-programs", "/warm"
 _GATE, STUBS = f"{PROGRAMS}/gate", f"{PROGRAMS}/stubs"
@@ -73,7 +80,7 @@ class RootedSandbox(Sandbox):
         request: dict[str, object] = {"kind": "namespaces", "held": [], "read": [], "write": []}
         request |= {"system": self.system, "root": str(root.absolute())}
         request |= {"cwd": places[str(cwd.absolute())], "mounts": list(places.items())}
-        places |= {str(path): f"{PROGRAMS}/{path.name}" for path in (INSIDE, COMPILER)}
+        places |= {str(path): f"{PROGRAMS}/{path.name}" for path in (WARM_WORKER, MODULE_COMPILER)}
         words = [places.get(word, word) for word in command]
         return [sys.executable, "-I", "-S", str(START), json.dumps(request), *words]
 
@@ -99,7 +106,7 @@ class WarmTarget(GateTarget):
 
     @property
     def program(self) -> Path:
-        return INSIDE
+        return WARM_WORKER
 
     @property
     def answer_type(self) -> type[WarmAnswer]:
@@ -135,7 +142,7 @@ class WarmTarget(GateTarget):
 
     @property
     def digests(self) -> dict[str, str]:
-        gate = {"gate's worker": worker_digest(), "root": self.base}
+        gate = {"gate's worker": program_digest(GATE_WORKER), "root": self.base}
         return {**super().digests, **gate}
 
     def key(self, case: KernelCase) -> str:
@@ -201,8 +208,8 @@ def open_warm(gate: ImageGate, plan: WarmPlan) -> Iterator[WarmTarget]:
             shutil.copytree(environment.folder / "stubs", below[STUBS])
             # what -lcuda asks for; the driver brings the real one
             (below[STUBS] / "libcuda.so").symlink_to("libcuda.so.1")
-            shutil.copytree(WORKER, below[_GATE])
-            shutil.copytree(INSIDE, below[PROGRAMS] / INSIDE.name)
+            shutil.copytree(GATE_WORKER, below[_GATE])
+            shutil.copytree(WARM_WORKER, below[PROGRAMS] / WARM_WORKER.name)
             shutil.copy(BYTECODE, below[PROGRAMS])
             unpack_kept(
                 *(store, layers),

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.artifacts.store.store import open_store
 from pipeline.core.errors import NotReproducible, StepFailed
-from pipeline.images.assemble.plan import WARM_READER, WarmPlan, plan_image
+from pipeline.images.assemble.plan import WARM_READER, WARM_WORKER, WarmPlan, plan_image
 from pipeline.images.gate.files import EngineSetup
 from pipeline.images.gate.smem.engine import EngineTree
 from pipeline.images.gate.smem.limits import card_for
@@ -22,7 +22,6 @@ from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import WarmSpec
 from pipeline.images.warm.layer import INDEX, entry_fault, pack_entries, read_warm, write_warm
 from pipeline.images.warm.target import (
-    INSIDE,
     RootedEnvironment,
     RootedSandbox,
     WarmAnswer,
@@ -74,7 +73,7 @@ def target(tmp_path: Path) -> WarmTarget:
     base = plan_image(CHECKOUT, "sglang-k2", "linux/amd64")
     spec = WarmSpec(recipes={"kimi": ["extend-*"], "other": ["moe-*"]})
     plan = WarmPlan(
-        "warm-image", base, spec, (("gates/smem-a.yaml", "sha256:0"),), "sha256:1", "sha256:2"
+        "warm-image", base, spec, (("gates/smem-a.yaml", "sha256:0"),), {"compiler": "sha256:1"}
     )
     sandbox = RootedSandbox(kind="namespaces", held=[], system=str(tmp_path / "root"))
     return WarmTarget(
@@ -194,8 +193,8 @@ def test_a_worker_sees_fixed_paths_and_no_path_of_this_machine(
     work.mkdir()
     job, answers = tmp_path / "job.json", tmp_path / "answers"
     words = target.sandbox.command(
-        target.environment.command(str(INSIDE), str(job), str(answers)),
-        read=[INSIDE, job],
+        target.environment.command(str(WARM_WORKER), str(job), str(answers)),
+        read=[WARM_WORKER, job],
         write=[work, answers],
         root=tmp_path / "root",
         cwd=work,

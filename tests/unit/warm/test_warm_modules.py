@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from pipeline.artifacts.store.store import open_store
 from pipeline.core.errors import StepFailed
-from pipeline.images.assemble.plan import MODULE_READER, WarmPlan, plan_image
+from pipeline.images.assemble.plan import MODULE_COMPILER, MODULE_READER, WarmPlan, plan_image
 from pipeline.images.gate.smem.engine import EngineTree
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import ModuleSpec, WarmSpec
@@ -27,7 +27,7 @@ from pipeline.images.warm.modules import (
     module_cases,
     pack_modules,
 )
-from pipeline.images.warm.target import COMPILER, RootedEnvironment, RootedSandbox
+from pipeline.images.warm.target import RootedEnvironment, RootedSandbox
 from tests.unit.gate.smem.test_run import FACTS
 from tests.unit.warm.test_warm_layer import CHECKOUT, CUBINS
 
@@ -39,7 +39,7 @@ CODE = (CUBINS / "sm_120a.cubin").read_bytes()
 def plan_with(*modules: ModuleSpec) -> WarmPlan:
     base = plan_image(CHECKOUT, "sglang-k2", "linux/amd64")
     spec = WarmSpec(modules=list(modules))
-    return WarmPlan("warm-image", base, spec, (), "sha256:1", "sha256:2", "", "sha256:3")
+    return WarmPlan("warm-image", base, spec, (), {"reader": "sha256:1", "compiler": "sha256:2"})
 
 
 def target_of(plan: WarmPlan, folder: Path) -> ModuleTarget:
@@ -200,7 +200,10 @@ def test_modules_make_a_layer_stale_and_findings_do_not() -> None:
     other = plan_with(PAGE.model_copy(update={"left_out": "it takes too long"}))
     assert "modules" not in plain.inputs
     assert len({plain.key, with_page.key, other.key}) == 3
-    assert replace(with_page, module_reader="sha256:4").key != with_page.key
+    # what compiles modules decides nothing where there are none
+    for plan, is_stale in ((with_page, True), (plain, False)):
+        moved = replace(plan, programs={**plan.programs, "compiler": "sha256:4"})
+        assert (moved.key != plan.key) is is_stale
     finding = {
         "library": "CuTe DSL",
         "recipes": ["*"],
@@ -282,7 +285,7 @@ def test_the_program_takes_what_flashinfer_compiles_and_says_what_it_does_not(
     job, answers = tmp_path / "job.json", tmp_path / "answers"
     job.write_text(json.dumps({"site": str(tmp_path / "site"), "cases": cases}))
     env = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "FLASHINFER_WORKSPACE_BASE": str(tmp_path)}
-    words = [sys.executable, str(COMPILER), str(job), str(answers)]
+    words = [sys.executable, str(MODULE_COMPILER), str(job), str(answers)]
     subprocess.run(words, env=env, check=True, timeout=60)
     lines = [json.loads(line) for line in answers.read_text().splitlines()]
     assert [line["begins"] for line in lines[::2]] == [case["name"] for case in cases]

@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from pipeline.core.errors import SpecInvalid
+from pipeline.images.assemble import plan as plans
 from pipeline.images.assemble.image import image_config
 from pipeline.images.assemble.plan import ImagePlan, plan_image
 from pipeline.images.lock.model import read_lock, sealed_lock, write_lock
@@ -116,6 +117,25 @@ def test_what_decides_the_entries_makes_a_layer_stale(
     assert after
     assert before.key != after.key
     assert [k for k in before.inputs if before.inputs[k] != after.inputs[k]] == [input_name]
+
+
+@pytest.mark.parametrize("name", ["GATE_WORKER", "WARM_WORKER", "WARM_READER", "BYTECODE"])
+def test_another_program_of_ours_makes_a_layer_stale(
+    name: str, checkout: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = plan_of(checkout).warm
+    program: Path = getattr(plans, name)
+    folder = program if program.is_dir() else program.parent
+    shutil.copytree(folder, changed := tmp_path / "changed" / folder.name)
+    part = min(changed.rglob("*.py"))
+    part.write_text(part.read_text() + "# another\n")
+    there = changed if program.is_dir() else changed / program.name
+    monkeypatch.setattr(plans, name, there)
+    after = plan_of(checkout).warm
+    assert before
+    assert after
+    assert before.key != after.key
+    assert [k for k in before.inputs if before.inputs[k] != after.inputs[k]] == [folder.name]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pipeline.core.model import Frozen
 from pipeline.core.verdict import GateVerdict, worst
-from pipeline.images.assemble.plan import ImagePlan
+from pipeline.images.assemble.plan import ImagePlan, program_digest
 from pipeline.images.gate.evidence import Evidence
 from pipeline.images.gate.files import parser_owner, read_setup
 from pipeline.images.gate.parsers.cases import (
@@ -30,7 +30,7 @@ from pipeline.images.gate.smem.engine import (
 from pipeline.images.gate.smem.environment import make_environment
 from pipeline.images.gate.smem.image_gate import OpenedGate, chosen_series
 from pipeline.images.gate.smem.results import CaseReply, EngineResult
-from pipeline.images.gate.smem.run import Answer, Case, WorkerTarget, kept_or_asked, worker_digest
+from pipeline.images.gate.smem.run import Answer, Case, WorkerTarget, kept_or_asked
 
 PARSER_WORKER = Path(__file__).with_name("worker")
 _MOST_SHOWN = 60  # characters of a step in a message
@@ -178,7 +178,7 @@ class ParserTarget(ChatTarget[ParserCase, ParserAnswer]):
         setup = {"bare": list(self.bare), "left_out": list(self.left_out)}
         # these decide no answer
         asked = case.model_dump(exclude={"family", "stands_for", "timeout_s"})
-        return self.key_of(worker=worker_digest(PARSER_WORKER), setup=setup, case=asked)
+        return self.key_of(worker=program_digest(PARSER_WORKER), setup=setup, case=asked)
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def run_parser_gate(
     cases = gate.judge(tree, gate.gates.chosen(only))
     return ParserResults(
         **gate.about(tree, unpatched=unpatched, only=only),
-        worker=worker_digest(PARSER_WORKER),
+        worker=program_digest(PARSER_WORKER),
         verdict=worst([case.verdict for case in cases], "unknown"),
         cases=cases,
         not_judged=dict(gate.gates.file.not_judged),

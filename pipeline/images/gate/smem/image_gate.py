@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from pipeline.core.errors import GateInvalid, GateUnknown, there_are
 from pipeline.core.model import Frozen
-from pipeline.images.assemble.plan import ImagePlan
+from pipeline.images.assemble.plan import GATE_WORKER, ImagePlan, program_digest
 from pipeline.images.gate.smem.cases import Gates, KernelCase, Override, read_gates
 from pipeline.images.gate.smem.coverage import coverage, engine_kernels
 from pipeline.images.gate.smem.engine import (
@@ -29,7 +29,7 @@ from pipeline.images.gate.smem.engine import (
 from pipeline.images.gate.smem.environment import Environment, make_environment
 from pipeline.images.gate.smem.limits import Card
 from pipeline.images.gate.smem.results import CaseResult, GateResult, overall_of_cases
-from pipeline.images.gate.smem.run import GateTarget, answered, judge_cases, worker_digest
+from pipeline.images.gate.smem.run import GateTarget, answered, judge_cases
 from pipeline.images.spec.image import PatchSeries
 
 # Launch parameters that shape a tile; `tl.dot` needs at least 16 of each.
@@ -151,7 +151,7 @@ def run_gate(
     return GateResult(
         **gate.about(tree, unpatched=unpatched, only=only),
         card=card,
-        worker=worker_digest(),
+        worker=program_digest(GATE_WORKER),
         verdict=overall_of_cases(cases),
         cases=cases,
         coverage=covered,

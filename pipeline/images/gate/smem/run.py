@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Literal, Protocol, TypeVar
 
@@ -23,6 +22,7 @@ from pipeline.core import log, proc
 from pipeline.core.errors import Interrupted
 from pipeline.core.files import os_errors_explained, write_bytes
 from pipeline.core.model import canonical_json, sha256_of
+from pipeline.images.assemble.plan import GATE_WORKER, program_digest
 from pipeline.images.gate.files import EngineSetup
 from pipeline.images.gate.smem.cases import Gates, KernelCase
 from pipeline.images.gate.smem.engine import EngineTree, mark_used, modules_defining
@@ -30,7 +30,6 @@ from pipeline.images.gate.smem.environment import Environment
 from pipeline.images.gate.smem.limits import Card
 from pipeline.images.gate.smem.results import CaseReply, CaseResult, WorkerAnswer, judge_case
 
-WORKER = Path(__file__).parent.with_name("worker")
 # From the start of a process to its first case: importing torch, Triton and the engine's parts.
 START_S = 180.0
 # How often a worker's answers are read again; cases take seconds.
@@ -42,16 +41,6 @@ _MOST_LINE_BYTES = 16 << 20
 CASES_A_WORKER = 24
 # A name like `forward` is in many modules; more places than these do not help.
 _MOST_PLACES = 3
-
-
-@cache
-def worker_digest(program: Path | None = None) -> str:
-    """The digest of a worker's own code: a change of it asks everything again."""
-    folder = program or WORKER
-    files = sorted(folder.rglob("*.py"))
-    return sha256_of(
-        canonical_json({str(f.relative_to(folder)): sha256_of(f.read_bytes()) for f in files})
-    )
 
 
 class Question(Protocol):
@@ -159,7 +148,7 @@ class WorkerTarget(AnswerTarget[Case, Answer]):
     @property
     def digests(self) -> dict[str, str]:
         """What decides answers besides the case, for the message where two machines differ."""
-        worker = worker_digest(self.program)
+        worker = program_digest(self.program)
         return {"worker": worker, "environment": self.environment.key, "engine": self.tree.digest}
 
 
@@ -172,7 +161,7 @@ class GateTarget(WorkerTarget[KernelCase, WorkerAnswer]):
 
     @property
     def program(self) -> Path:
-        return WORKER
+        return GATE_WORKER
 
     @property
     def answer_type(self) -> type[WorkerAnswer]:
@@ -207,7 +196,7 @@ class GateTarget(WorkerTarget[KernelCase, WorkerAnswer]):
         asked = case.model_dump(exclude={"gate", "stands_for", "kernels", "spill_free", "base"})
         setup = self.setup.model_dump(exclude={"not_judged"})
         card = self.card.model_dump()
-        return self.key_of(worker=worker_digest(), setup=setup, card=card, case=asked)
+        return self.key_of(worker=program_digest(GATE_WORKER), setup=setup, card=card, case=asked)
 
     @property
     def kernels(self) -> Path:

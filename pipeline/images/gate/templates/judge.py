@@ -16,7 +16,7 @@ from pipeline.core.errors import TemplateUnusable
 from pipeline.core.files import os_errors_explained
 from pipeline.core.model import Digest, Frozen, canonical_json, sha256_of
 from pipeline.core.verdict import GateVerdict, worst
-from pipeline.images.assemble.plan import ImagePlan
+from pipeline.images.assemble.plan import ImagePlan, program_digest
 from pipeline.images.gate.files import read_setup
 from pipeline.images.gate.parsers.judge import PARSER_WORKER, ChatTarget
 from pipeline.images.gate.smem.engine import (
@@ -29,7 +29,7 @@ from pipeline.images.gate.smem.engine import (
 from pipeline.images.gate.smem.environment import make_environment
 from pipeline.images.gate.smem.image_gate import OpenedGate, chosen_series
 from pipeline.images.gate.smem.results import CaseReply, EngineResult
-from pipeline.images.gate.smem.run import kept_or_asked, worker_digest
+from pipeline.images.gate.smem.run import kept_or_asked
 from pipeline.images.gate.templates.cases import THINKING, Conversation
 from pipeline.images.gate.templates.files import ModelText
 from pipeline.images.gate.templates.renderer import TemplateRefused
@@ -189,7 +189,7 @@ class TemplateTarget(ChatTarget[TemplateCase, TemplateAnswer]):
         return {**super().variables(cases, work), "HF_HUB_OFFLINE": "1"}
 
     def key(self, case: TemplateCase) -> str:
-        worker = [worker_digest(TEMPLATE_WORKER), worker_digest(PARSER_WORKER)]
+        worker = [program_digest(TEMPLATE_WORKER), program_digest(PARSER_WORKER)]
         asked = case.model_dump(exclude={"timeout_s"})
         return self.key_of(worker=worker, setup=[self.bare, self.left_out], case=asked)
 
@@ -378,7 +378,7 @@ def run_template_gate(
         for name in chosen
         if name not in gate.not_judged
     }
-    worker = [worker_digest(TEMPLATE_WORKER), worker_digest(PARSER_WORKER)]
+    worker = [program_digest(TEMPLATE_WORKER), program_digest(PARSER_WORKER)]
     return TemplateResults(
         **opened.about(tree, unpatched=unpatched, only=only, is_whole=is_whole),
         worker=sha256_of(canonical_json(worker)),

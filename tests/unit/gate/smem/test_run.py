@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.artifacts.store.store import open_store
 from pipeline.core import log
+from pipeline.images.assemble.plan import GATE_WORKER, program_digest
 from pipeline.images.gate.files import EngineSetup
 from pipeline.images.gate.smem import run
 from pipeline.images.gate.smem.cases import KernelCase
@@ -77,8 +78,8 @@ def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
     folder = tmp_path / "worker"
     folder.mkdir(exist_ok=True)
     (folder / "__main__.py").write_text(text)
-    monkeypatch.setattr(run, "WORKER", folder)
-    run.worker_digest.cache_clear()
+    monkeypatch.setattr(run, "GATE_WORKER", folder)
+    program_digest.cache_clear()
 
 
 def cases(*names: str, timeout_s: int = 30) -> list[KernelCase]:
@@ -288,19 +289,15 @@ def test_whatever_decides_an_answer_is_part_of_its_key(
     assert target.key(asked) != before
 
 
-def test_the_workers_digest_covers_every_file_of_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    shutil.copytree(run.WORKER, tmp_path / "worker")
-    monkeypatch.setattr(run, "WORKER", tmp_path / "worker")
-    seen = set()
-    for file in sorted((tmp_path / "worker").rglob("*.py")):
-        run.worker_digest.cache_clear()
-        seen.add(run.worker_digest())
+def test_the_workers_digest_covers_every_file_of_it(tmp_path: Path) -> None:
+    shutil.copytree(GATE_WORKER, tmp_path / "worker")
+    seen = {program_digest(tmp_path / "worker")}
+    for file in (files := sorted((tmp_path / "worker").rglob("*.py"))):
         file.write_text(file.read_text() + "# changed\n")
-    run.worker_digest.cache_clear()
-    seen.add(run.worker_digest())
-    assert len(seen) == 1 + len(list((tmp_path / "worker").rglob("*.py"))) > 5
+        program_digest.cache_clear()
+        seen.add(program_digest(tmp_path / "worker"))
+    program_digest.cache_clear()
+    assert len(seen) == 1 + len(files) > 5
 
 
 def test_the_worker_can_be_started_as_a_folder_and_leaves_no_names_on_the_import_path(
@@ -308,7 +305,7 @@ def test_the_worker_can_be_started_as_a_folder_and_leaves_no_names_on_the_import
 ) -> None:
     script = tmp_path / "start.py"
     script.write_text(
-        f"import sys, runpy\nmodule = runpy.run_path({str(run.WORKER)!r}, run_name='other')\n"
+        f"import sys, runpy\nmodule = runpy.run_path({str(GATE_WORKER)!r}, run_name='other')\n"
         "module['load']()\nimport gate_worker.recorder\n"
         "assert not any(p.endswith('worker') for p in sys.path), sys.path\n"
         "try:\n    import recorder\nexcept ModuleNotFoundError:\n    print('alone')\n"

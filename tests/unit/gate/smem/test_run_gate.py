@@ -12,8 +12,8 @@ import pytest
 from pipeline.artifacts.store.store import open_store
 from pipeline.cli.gate_tables import show_kernels
 from pipeline.core.errors import GateInvalid
+from pipeline.images.assemble.plan import GATE_WORKER, program_digest
 from pipeline.images.gate.files import EngineSetup
-from pipeline.images.gate.smem import run
 from pipeline.images.gate.smem.cases import GateFile, Gates
 from pipeline.images.gate.smem.engine import EngineTree
 from pipeline.images.gate.smem.image_gate import (
@@ -99,7 +99,7 @@ def test_every_case_is_judged_and_the_worst_is_the_verdict(gate: ImageGate) -> N
     assert verdicts(result) == {"decode-1": "passed", "decode-64": "passed", "extend": "failed"}
     assert (result.verdict, result.patches, result.numerics) == ("failed", [], None)
     assert result.engine_digest == gate.tree.digest
-    assert result.worker == run.worker_digest()
+    assert result.worker == program_digest(GATE_WORKER)
     assert result.sandbox is not None
     assert "environment" in result.sandbox.held
     assert result.coverage is not None
