@@ -2,6 +2,9 @@
 
     python -m tests.gpu.warm collect DIR         # here: engine files and cases, a few megabytes
     python tests/gpu/warm.py prove DIR RESULT    # on the machine with the card; needs torch, Triton
+    python tests/gpu/warm.py keep RESULT         # here: into measured/first-calls-CARD.json
+
+`collect` leaves out what has been measured; delete the file to measure all of it again.
 
 `prove` compiles in processes that see no card, with the worker that makes warm layers, for the card
 that is there. Then it calls the engine's real functions on the card: once as they are, compiling
@@ -54,8 +57,14 @@ importlib.machinery.PathFinder.find_spec = staticmethod(find_spec)
 CALL_SECONDS = 100.0
 
 
-def collect(folder: Path, images: tuple[str, ...] = IMAGES, arch: str = "sm_90") -> None:
-    """Every engine's code with its patches, and the job of all its cases."""
+def measured_path(card: str) -> Path:
+    """Where the numbers of a card are kept."""
+    name = card.lower().replace(" ", "-")
+    return Path(__file__).with_name("measured") / f"first-calls-{name}.json"
+
+
+def collect(folder: Path, card: str = "NVIDIA H200", arch: str = "sm_90") -> None:
+    """Every engine's code with its patches, and the job of all cases without numbers."""
     import tarfile
 
     from pipeline.artifacts.store.store import default_root, open_store
@@ -65,11 +74,15 @@ def collect(folder: Path, images: tuple[str, ...] = IMAGES, arch: str = "sm_90")
     from tests.gpu.collect import gate_context
 
     context = gate_context(open_store(default_root()))
-    for image in images:
+    path = measured_path(card)
+    measured = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for image in IMAGES:
         with context.store.in_use():
             gate = open_gate(context, plan_image(context.checkout, image, "linux/amd64"))
             tree = gate.patched()
-            job = gate.target(tree, card_for(arch)).job(gate.gates.cases())
+            done = measured.get(image, {"cases": {}})["cases"]
+            todo = [case for case in gate.gates.cases() if case.name not in done]
+            job = gate.target(tree, card_for(arch)).job(todo)
         place = folder / image
         place.mkdir(parents=True, exist_ok=True)
         (place / "job.json").write_text(json.dumps(job), encoding="utf-8")
@@ -293,11 +306,37 @@ def prove(collected: Path, result: Path) -> None:
         )
 
 
+def keep(result: Path) -> None:
+    """What a run measured, added to what is known of its card."""
+    report = json.loads((result / "report.json").read_text(encoding="utf-8"))
+    path = measured_path(report["card"])
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else dict(report)
+    for image in (name for name in IMAGES if name in report):
+        rows = report[image]["cases"]
+        of_image = known[image] if "not_run" in known.get(image, {}) else {"cases": {}}
+        not_run = {
+            reason: left
+            for reason, names in of_image.get("not_run", {}).items()
+            if (left := [name for name in names if name not in rows])
+        }
+        for name, row in rows.items():
+            if isinstance(row["cold"], float) and isinstance(row["warm"], float):
+                of_image["cases"][name] = {k: v for k, v in row.items() if k != "compiled"}
+            else:
+                way = "cold" if isinstance(row["cold"], str) else "warm"
+                reason = f"{way}: {row[way].partition(chr(10))[0][:160]}"
+                not_run.setdefault(reason, []).append(name)
+        known[image] = {"not_run": not_run, "cases": of_image["cases"]}
+    path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+
+
 if __name__ == "__main__":
     verb, *words = sys.argv[1:]
     if verb == "call":
         call_all(Path(words[0]), words[1])
     elif verb == "collect":
         collect(Path(words[0]))
+    elif verb == "keep":
+        keep(Path(words[0]))
     else:
         prove(*map(Path, words))
