@@ -19,6 +19,8 @@ _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "XDG_CACHE_HOME", "XDG_CO
 _GRACE_S = 5.0
 # held, so that Python does not complain about a child that was not waited for
 _GIVEN_UP: list[subprocess.Popen[bytes]] = []
+# what threads of ours wait for in `read`
+_READ: set[subprocess.Popen[bytes]] = set()
 
 
 def child_environment(*extra_names: str, **values: str) -> dict[str, str]:
@@ -58,6 +60,7 @@ def read(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+    _READ.add(process)
     try:
         out, err = process.communicate(stdin, timeout=timeout_s)
     except BaseException:
@@ -66,7 +69,16 @@ def read(
             process.kill()
         _let_go(process)
         raise
+    finally:
+        _READ.discard(process)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def end_reads() -> None:
+    """Ends the programs of `read` in all threads: Ctrl-C reaches the main one alone."""
+    for process in list(_READ):
+        with suppress(OSError):
+            process.kill()
 
 
 def _let_go(process: subprocess.Popen[bytes]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.core import log
+from pipeline.core import log, proc
 from pipeline.core.errors import StepFailed
 from pipeline.core.files import on_all_cores, os_errors_explained
 from pipeline.images.assemble.image import assemble_images
@@ -55,7 +55,7 @@ def compile_python(context: GateContext, plan: WarmPlan, target: WarmTarget) -> 
                 raise StepFailed(f"{plan.title}: Python files were not compiled: {why}")
 
         with os_errors_explained(work):
-            on_all_cores(run, range(_PARTS))
+            on_all_cores(run, range(_PARTS), proc.end_reads)
             tag = f"cpython-{version.replace('.', '')}"
             compiled = {name: work / f"{name}c" for name in names}
             return {
