@@ -162,8 +162,11 @@ class WarmPlan:
     base: ImagePlan
     spec: WarmSpec
     cases: tuple[tuple[str, str], ...]  # the files of its base's cases, with their digests
-    programs: dict[str, str]  # the digests of those of ours that make or read it
+    reader: str  # the digest of what reads the entries in the image
+    bytecode: str  # and of what compiles its Python files
     arch: str = ""  # another card than the image's own
+    module_reader: str = ""  # the digest of what offers FlashInfer its modules
+    programs: tuple[str, ...] = ()  # the digests of what calls and compiles
 
     @property
     def title(self) -> str:
@@ -182,18 +185,21 @@ class WarmPlan:
             "card": self.card,
             "cases": [list(pair) for pair in self.cases],
             "recipes": self.spec.recipes,
-            **self.programs,
+            "reader": self.reader,
+            "bytecode": self.bytecode,
         }
         if modules := [each.model_dump() for each in self.spec.modules]:
-            decided["modules"] = [MODULE_FORMAT, modules]
-        else:
-            del decided[MODULE_COMPILER.name]
+            decided["modules"] = [MODULE_FORMAT, self.module_reader, modules]
         return decided
 
     @cached_property
     def key(self) -> str:
-        """The store keeps its layer under this key."""
-        return sha256_of(canonical_json(self.inputs))
+        """The store keeps its layer under this key.
+
+        Other programs of ours may make other entries. They are no input: most changes of them make
+        the same, and an image's digest covers its inputs.
+        """
+        return sha256_of(canonical_json({**self.inputs, "programs": self.programs}))
 
 
 @dataclass(frozen=True)
@@ -364,9 +370,10 @@ def _plan_on(
             for path in sorted(checkout.folder(name).glob(pattern))
         ]
         cases = tuple((f"{path.parent.name}/{path.name}", _file_digest(path)) for path in paths)
-        makers = (GATE_WORKER, WARM_WORKER, MODULE_COMPILER, WARM_READER.parent, BYTECODE.parent)
-        programs = {folder.name: program_digest(folder) for folder in makers}
-        warm = WarmPlan(checkout.written(spec.name), full, spec.warm, cases, programs)
+        reader, bytecode, offers = map(_file_digest, (WARM_READER, BYTECODE, MODULE_READER))
+        programs = tuple(map(program_digest, (GATE_WORKER, WARM_WORKER, MODULE_COMPILER)))
+        name = checkout.written(spec.name)
+        warm = WarmPlan(name, full, spec.warm, cases, reader, bytecode, "", offers, programs)
         inputs["warm"] = warm.inputs
     plan = replace(plan, layers=layers, inputs=inputs, trees=trees, warm=warm)
     # refuses an image on a base with too many layers before anything is fetched

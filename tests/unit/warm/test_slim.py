@@ -428,7 +428,7 @@ def test_a_stale_layer_is_as_none(world: World) -> None:
     workspace = Workspace(Path(__file__).resolve().parents[3], world.store.root)
     today = plan_image(workspace.checkout(), "sglang-k2-warm", AMD64).warm
     assert today
-    stale = replace(today, programs={**today.programs, "reader": "sha256:0"})
+    stale = replace(today, reader="sha256:0")
     write_warm(world.store, stale, {INDEX: b"{}"})
     rows = report_warm(workspace, WarmRequest("sglang-k2-warm-slim", all_recipes=True))
     assert {row.state for row in rows if row.library == "Triton"} == {"missing"}

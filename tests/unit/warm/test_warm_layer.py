@@ -73,7 +73,7 @@ def target(tmp_path: Path) -> WarmTarget:
     base = plan_image(CHECKOUT, "sglang-k2", "linux/amd64")
     spec = WarmSpec(recipes={"kimi": ["extend-*"], "other": ["moe-*"]})
     plan = WarmPlan(
-        "warm-image", base, spec, (("gates/smem-a.yaml", "sha256:0"),), {"compiler": "sha256:1"}
+        "warm-image", base, spec, (("gates/smem-a.yaml", "sha256:0"),), "sha256:1", "sha256:2"
     )
     sandbox = RootedSandbox(kind="namespaces", held=[], system=str(tmp_path / "root"))
     return WarmTarget(

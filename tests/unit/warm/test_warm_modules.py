@@ -39,7 +39,7 @@ CODE = (CUBINS / "sm_120a.cubin").read_bytes()
 def plan_with(*modules: ModuleSpec) -> WarmPlan:
     base = plan_image(CHECKOUT, "sglang-k2", "linux/amd64")
     spec = WarmSpec(modules=list(modules))
-    return WarmPlan("warm-image", base, spec, (), {"reader": "sha256:1", "compiler": "sha256:2"})
+    return WarmPlan("warm-image", base, spec, (), "sha256:1", "sha256:2", "", "sha256:3")
 
 
 def target_of(plan: WarmPlan, folder: Path) -> ModuleTarget:
@@ -200,10 +200,7 @@ def test_modules_make_a_layer_stale_and_findings_do_not() -> None:
     other = plan_with(PAGE.model_copy(update={"left_out": "it takes too long"}))
     assert "modules" not in plain.inputs
     assert len({plain.key, with_page.key, other.key}) == 3
-    # what compiles modules decides nothing where there are none
-    for plan, is_stale in ((with_page, True), (plain, False)):
-        moved = replace(plan, programs={**plan.programs, "compiler": "sha256:4"})
-        assert (moved.key != plan.key) is is_stale
+    assert replace(with_page, module_reader="sha256:4").key != with_page.key
     finding = {
         "library": "CuTe DSL",
         "recipes": ["*"],
