@@ -93,7 +93,8 @@ def with_images(words: list[str]) -> list[str]:
 def names_in(words: list[str]) -> list[str]:
     """The images among words: neither options nor the values of some."""
     pairs = zip(["", *words], words, strict=False)
-    takes_value = ("--mirror", "--platform")
+    takes_value = ("--mirror", "--platform", "--recipe", "--layers-from", "--trust")
+    takes_value += ("--base-registry", "--ca")
     return [w for last, w in pairs if not w.startswith("-") and last not in takes_value]
 
 

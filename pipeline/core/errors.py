@@ -60,7 +60,7 @@ class PipelineError(Exception):
 
 # Codes leave out those that a shell or click gives a meaning of its own (2, 126 and above), and go
 # by decades: 10 specs and locks, 20 servers, 30 contents, 40 this machine, 50 gates, 60 weights,
-# 70 evidence, 80 hosts, 90 served models.
+# 70 evidence, 80 hosts, 90 served models and plans.
 
 
 class InputInvalid(PipelineError, code=10):

@@ -10,8 +10,10 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from types import ModuleType
 
+import click
 import pytest
 
+from pipeline.cli.image import build_command
 from pipeline.hosts.fleet.playbook import ANSIBLE_HINT
 from pipeline.images.spec.checkout import Checkout
 from tests.unit.support import ROOT
@@ -41,6 +43,7 @@ ENGINES, AMD64 = ("sglang-k2", "sglang", "vllm"), ("--platform", "linux/amd64")
         (["--mirror", "wheels"], [*ENGINES, "--mirror", "wheels", *AMD64]),
         (["--mirror=wheels", "--gate"], [*ENGINES, "--mirror=wheels", "--gate", *AMD64]),
         (["--platform", "linux/arm64"], [*ENGINES, "--platform", "linux/arm64"]),
+        (["--layers-from", "reg/x"], [*ENGINES, "--layers-from", "reg/x", *AMD64]),
         (["vllm"], ["vllm"]),
         (["vllm", "--gate"], ["vllm", "--gate"]),
         (["--platform", "host", "debian-python"], ["--platform", "host", "debian-python"]),
@@ -50,6 +53,14 @@ def test_options_alone_are_for_the_engine_images(
     menu: ModuleType, words: list[str], want: list[str]
 ) -> None:
     assert menu.with_images(words) == want
+
+
+def test_a_value_of_an_option_of_build_is_no_image(menu: ModuleType) -> None:
+    options = [each for each in build_command.params if isinstance(each, click.Option)]
+    taking = [each.opts[0] for each in options if not each.is_flag]
+    assert {"--mirror", "--layers-from", "--recipe"} < set(taking)
+    for option in taking:
+        assert menu.names_in([option, "value", "vllm"]) == ["vllm"], option
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,6 @@
 
 In: a plan of an image and its gate files, or for machine code a built image. Out: a `GateRun` for
 each gate (`stage`), whose `Evidence` is kept with the image and stated when it is published.
-Order: sandbox, then smem, then numerics, then patches; arch needs none of them; stage uses all.
+Order: smem, then numerics, then patches; arch needs none of them; stage uses all.
 May import what makes images (spec, store, lock, fetch, assemble), never what states or publishes.
 """

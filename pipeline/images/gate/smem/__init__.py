@@ -3,5 +3,5 @@
 In: an image's plan, its engine and its cases. Out: a `GateResult` with a verdict for each case. In
 order: cases (what to call), engine → environment (with what), run (the workers),
 results (the verdicts), image_gate (all of it for an image, and other block sizes). May import
-sandbox and the packages before gate.
+containers and the packages before gate.
 """

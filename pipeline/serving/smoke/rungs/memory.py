@@ -1,4 +1,4 @@
-"""Rung 6: what the server keeps of earlier prompts is what it computed for them."""
+"""Rung 8: what the server keeps of earlier prompts is what it computed for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rung 7: pictures, where the model sees; asked after everything that is text.
+"""Rung 9: pictures, where the model sees; asked after everything that is text.
 
 The pictures are drawn on the spot, so that what is to be seen in them is known. PNG by hand
 (https://www.w3.org/TR/png-3/): eight bits for each of red, green and blue, no filter.

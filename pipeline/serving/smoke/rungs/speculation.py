@@ -1,4 +1,4 @@
-"""Rung 8: a draft model may make answers faster, never other answers."""
+"""Rung 10: a draft model may make answers faster, never other answers."""
 
 from __future__ import annotations
 
