@@ -169,12 +169,17 @@ def compile_entries(
         with log.step(title):
             answers = kept_or_asked(target, cases)
         lost = [a for _, a, _ in answers if a.ended in ("died", "timed out", "not imported")]
+        # a kernel that does not compile is known by its record, and listed as missing
+        raised = [a for _, a, _ in answers if a.ended == "raised"]
+        lost += [a for a in raised if not any(record.error for record in a.records)]
         if lost:
             # a layer without them would be another one on the next machine
             first = f"{lost[0].case} {lost[0].ended}: {lost[0].message}"
+            hint = "Run it again: the other cases are kept, and only these are asked."
+            if lost[0].ended == "raised":
+                hint = f"`sm120 gate run {plan.base.spec.name} --case {lost[0].case}` shows it."
             raise StepFailed(
-                f"{plan.title}: {log.count(len(lost), 'case')} without an answer; {first}",
-                "Run it again: the other cases are kept, and only these are asked.",
+                f"{plan.title}: {log.count(len(lost), 'case')} without an answer; {first}", hint
             )
         seconds = sum(answer.seconds for _, answer, kept in answers if not kept)
         # a part of the layer, or one for another card, is for looking at kernels

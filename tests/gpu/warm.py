@@ -4,7 +4,7 @@
     python tests/gpu/warm.py prove DIR RESULT    # on the machine with the card; needs torch, Triton
     python tests/gpu/warm.py keep RESULT         # here: into measured/first-calls-CARD.json
 
-`collect` leaves out what has been measured; delete the file to measure all of it again.
+`collect DIR MEASURED` leaves out the cases that a file of measurements has.
 
 `prove` compiles in processes that see no card, with the worker that makes warm layers, for the card
 that is there. Then it calls the engine's real functions on the card: once as they are, compiling
@@ -57,13 +57,9 @@ importlib.machinery.PathFinder.find_spec = staticmethod(find_spec)
 CALL_SECONDS = 100.0
 
 
-def measured_path(card: str) -> Path:
-    """Where the numbers of a card are kept."""
-    name = card.lower().replace(" ", "-")
-    return Path(__file__).with_name("measured") / f"first-calls-{name}.json"
-
-
-def collect(folder: Path, card: str = "NVIDIA H200", arch: str = "sm_90") -> None:
+def collect(
+    folder: Path, images: tuple[str, ...] = IMAGES, arch: str = "sm_90", known: Path | None = None
+) -> None:
     """Every engine's code with its patches, and the job of all cases without numbers."""
     import tarfile
 
@@ -74,9 +70,8 @@ def collect(folder: Path, card: str = "NVIDIA H200", arch: str = "sm_90") -> Non
     from tests.gpu.collect import gate_context
 
     context = gate_context(open_store(default_root()))
-    path = measured_path(card)
-    measured = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    for image in IMAGES:
+    measured = json.loads(known.read_text(encoding="utf-8")) if known else {}
+    for image in images:
         with context.store.in_use():
             gate = open_gate(context, plan_image(context.checkout, image, "linux/amd64"))
             tree = gate.patched()
@@ -309,7 +304,8 @@ def prove(collected: Path, result: Path) -> None:
 def keep(result: Path) -> None:
     """What a run measured, added to what is known of its card."""
     report = json.loads((result / "report.json").read_text(encoding="utf-8"))
-    path = measured_path(report["card"])
+    card = report["card"].lower().replace(" ", "-")
+    path = Path(__file__).with_name("measured") / f"first-calls-{card}.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else dict(report)
     for image in (name for name in IMAGES if name in report):
         rows = report[image]["cases"]
@@ -335,7 +331,7 @@ if __name__ == "__main__":
     if verb == "call":
         call_all(Path(words[0]), words[1])
     elif verb == "collect":
-        collect(Path(words[0]))
+        collect(Path(words[0]), known=Path(words[1]) if words[1:] else None)
     elif verb == "keep":
         keep(Path(words[0]))
     else:

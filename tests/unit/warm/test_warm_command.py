@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +16,10 @@ from pipeline.app.gate import make_gate_context
 from pipeline.app.warm import WarmRequest, report_warm, warm_image
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.store.store import open_store
-from pipeline.core.errors import SpecInvalid, UnknownImage
+from pipeline.core.errors import SpecInvalid, StepFailed, UnknownImage
 from pipeline.images.assemble.plan import WarmPlan, plan_image
 from pipeline.images.gate.smem.engine import GateContext
+from pipeline.images.gate.smem.results import Record
 from pipeline.images.spec.image import Library
 from pipeline.images.warm.layer import (
     INDEX,
@@ -27,6 +29,7 @@ from pipeline.images.warm.layer import (
     write_warm,
 )
 from pipeline.images.warm.modules import IndexedModule, WarmModules
+from pipeline.images.warm.target import WarmAnswer
 
 ROOT = Path(__file__).resolve().parents[3]
 THINKING = "kimi-k2-thinking-nvfp4-sglang-8x"
@@ -55,6 +58,42 @@ def test_a_recipe_that_it_does_not_name_is_an_error(workspace: Workspace) -> Non
         with pytest.raises(SpecInvalid, match="has no recipe 'gpt-oss'") as caught:
             ask(workspace, WarmRequest("sglang-k2-warm", recipes=("gpt-oss",)))
         assert THINKING in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ended", "records", "hint"),
+    [
+        ("died", [], "Run it again"),
+        ("not imported", [], "Run it again"),
+        ("raised", [], "sm120 gate run sglang-k2 --case extend"),
+        ("raised", [Record(kernel="k", module="m", error="ptxas failed")], None),
+        ("called", [], None),
+    ],
+)
+def test_a_case_that_could_not_be_called_leaves_no_layer_without_its_kernels(
+    ended: Any,
+    records: list[Record],
+    hint: str | None,
+    workspace: Workspace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer = WarmAnswer(case="extend", ended=ended, message="index", records=records)
+    gate = SimpleNamespace(gates=SimpleNamespace(cases=list))
+    monkeypatch.setattr(warm, "open_gate", lambda *_: gate)
+    monkeypatch.setattr(warm, "open_warm", lambda *_: nullcontext())
+    monkeypatch.setattr(warm, "kept_or_asked", lambda *_: [(None, answer, False)])
+    monkeypatch.setattr(warm, "module_cases", lambda *_: [])
+    monkeypatch.setattr(warm, "compile_python", lambda *_: {})
+    monkeypatch.setattr(warm, "pack_entries", lambda *_: (None, {}))
+    plan = plan_here(workspace)
+    plan = replace(plan, spec=plan.spec.model_copy(update={"recipes": {}}))
+    context = make_gate_context(workspace)
+    if hint is None:
+        assert warm.compile_entries(context, plan, ())[1] == {}
+        return
+    with pytest.raises(StepFailed, match=f"1 case without an answer; extend {ended}") as caught:
+        warm.compile_entries(context, plan, ())
+    assert hint in str(caught.value.hint)
 
 
 def test_without_a_layer_every_kernel_is_missing(workspace: Workspace) -> None:

@@ -62,6 +62,12 @@ def pretend_card(card: Json, cuda: str) -> None:
         setattr(torch.cuda, name, lambda *a, _value=value, **k: _value)
     for name in ("device", "stream"):
         setattr(torch.cuda, name, lambda *a, **k: contextlib.nullcontext())
+    # a function may go by its tensor's index: `with torch.accelerator.device_index(x.device.index)`
+    accelerator: Any = torch.accelerator
+    accelerator.device_index = lambda *a, **k: contextlib.nullcontext()
+    accelerator.current_device_index = lambda: 0
+    for name in ("set_device_index", "synchronize"):
+        setattr(accelerator, name, lambda *a, **k: None)
     # functions choose by both, and would take the way for CPUs
     torch.Tensor.is_cuda = property(lambda self: True)
     torch.Tensor.device = property(lambda self: torch.device("cuda", 0))
