@@ -144,10 +144,10 @@ class SlurmNodes:
         answers: list[Any] = []
         with ThreadPoolExecutor(min(count, _MOST_AT_ONCE)) as pool:
             waiting: set[Future[list[Any]]] = set()
-            for i in range(count):
-                left = {target.key(case): case for case in patient[i::count]}
-                waiting.add(pool.submit(Chunk(self, target, left, f"{name}-{i + 1}")))
             try:
+                for i in range(count):
+                    left = {target.key(case): case for case in patient[i::count]}
+                    waiting.add(pool.submit(Chunk(self, target, left, f"{name}-{i + 1}")))
                 with log.counting(count, "chunk") as bar:
                     while waiting:
                         done, waiting = wait(waiting, timeout=1, return_when="FIRST_COMPLETED")

@@ -9,6 +9,7 @@ import stat
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,29 @@ def test_ctrl_c_cancels_every_job_and_keeps_what_has_arrived(slurm: FakeSlurm) -
     assert len(slurm.kept()) == 2
     cancelled = (slurm.folder / "cancelled").read_text(encoding="utf-8").splitlines()
     assert sorted(line[-2:] for line in cancelled) == ["-2", "-3"]
+
+
+def test_ctrl_c_between_two_chunks_cancels_the_first(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.behave("begin(); time.sleep(60)")
+
+    class Pressed(ThreadPoolExecutor):
+        def submit(self, work: Any, /, *args: Any, **words: Any) -> Any:
+            if work.name.endswith("-2"):
+                while not slurm.calls:
+                    time.sleep(0.01)
+                raise KeyboardInterrupt
+            return super().submit(work, *args, **words)
+
+    (slurm.folder / "calls").touch()
+    monkeypatch.setattr(on_slurm, "ThreadPoolExecutor", Pressed)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        slurm.ask(*"abcd")
+    assert time.monotonic() - began < 30
+    cancelled = (slurm.folder / "cancelled").read_text(encoding="utf-8").splitlines()
+    assert [line[-2:] for line in cancelled] == ["-1"]
 
 
 def test_progress_names_cases_and_chunks(
