@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -182,8 +182,11 @@ class RegistryClient:
         if len(listed) <= 1 or jobs <= 1:
             return [work(item) for item in listed]
         with ThreadPoolExecutor(min(jobs, len(listed))) as pool:
-            futures = [pool.submit(work, item) for item in listed]
+            futures: list[Future[Result]] = []
             try:
+                # one by one: Ctrl-C in between ends those that run already
+                for item in listed:
+                    futures.append(pool.submit(work, item))
                 done, _ = wait(futures, return_when=FIRST_EXCEPTION)
                 failed = [e for e in (f.exception() for f in done) if e is not None]
                 # transfers that were stopped because another failed only raise Interrupted
