@@ -12,6 +12,7 @@ import os
 import runpy
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -22,6 +23,8 @@ PROGRAMS = Path(sys.executable).parent
 CHECK = ["ansible-playbook", "--syntax-check"]
 _FORKS = multiprocessing.get_context("forkserver")
 _run = subprocess.run
+# the fork server has imported this module, and each child is told to run it as its main one
+warnings.filterwarnings("ignore", f".*{Path(__file__).stem}.* found in sys.modules", RuntimeWarning)
 
 
 class Copiers(dict[type, Any]):
