@@ -36,6 +36,9 @@ class LogReader:
     def __init__(self, pieces: Iterable[bytes], file: Path) -> None:
         with os_errors_explained(file):
             file.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            # an engine may serve before the thread has read its first line
+            file.touch()
         self.last: deque[str] = deque(maxlen=_LAST_LINES)
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._read, args=(pieces, file), daemon=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.core.errors import DockerUnavailable
+from pipeline.serving.serve.engine_log import start_phases
 from pipeline.serving.serve.log_reader import LogReader
 
 
@@ -76,3 +77,11 @@ def test_a_disk_that_is_full_ends_the_file_and_not_the_reading(tmp_path: Path) -
 def test_an_engine_that_prints_nothing_leaves_an_empty_log(tmp_path: Path) -> None:
     LogReader([], tmp_path / "1.log").finish(5)
     assert (tmp_path / "1.log").read_bytes() == b""
+
+
+def test_an_engine_that_serves_before_its_first_line_is_read_has_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LogReader, "_read", lambda *_: None)
+    LogReader([b"one\n"], tmp_path / "1.log")
+    assert start_phases(tmp_path / "1.log") == {}
