@@ -393,17 +393,19 @@ def _run(workspace: Workspace, request: RunRequest, stage: Stage, kept: Path) ->
     home = request.path.resolve().parent
     before = _inputs(workspace, home, stage.words, [])
     with kept.open("wb") as file:
-        process = subprocess.Popen(
-            _command(workspace, stage.words),
-            cwd=home,
-            # a play is shown while it runs, not in blocks of many kilobytes
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        assert process.stdout is not None  # it is a pipe
+        process: subprocess.Popen[bytes] | None = None
         try:
+            with proc.undisturbed():
+                process = subprocess.Popen(
+                    _command(workspace, stage.words),
+                    cwd=home,
+                    # a play is shown while it runs, not in blocks of many kilobytes
+                    env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                )
+            assert process.stdout is not None  # it is a pipe
             while piece := os.read(process.stdout.fileno(), 1 << 16):
                 file.write(piece)
                 if request.is_shown:
@@ -411,16 +413,18 @@ def _run(workspace: Workspace, request: RunRequest, stage: Stage, kept: Path) ->
                     sys.stderr.flush()
             code = process.wait()
         except BaseException:
-            # a terminal's Ctrl-C has reached it already, a signal for us alone has not
-            with suppress(OSError):
-                process.send_signal(signal.SIGINT)
-            try:
-                process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            if process is not None:
+                # a terminal's Ctrl-C has reached it already, a signal for us alone has not
+                with suppress(OSError):
+                    process.send_signal(signal.SIGINT)
+                try:
+                    process.wait(_STOP_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
             raise
         finally:
-            process.stdout.close()
+            if process is not None and process.stdout is not None:
+                process.stdout.close()
     text = kept.read_text("utf-8", "replace")
     if code == Interrupted.exit_code:
         raise Interrupted(f"{stage.name}: stopped")

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -45,6 +46,28 @@ def find_tool(name: str, hint: str) -> str:
     return path
 
 
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Postpones signals to its end: one amid a start would leave a child that nobody knows of."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[int] = []
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    # children ignore what we ignore
+    before = {n: old for n, old in before.items() if old not in (signal.SIG_IGN, None)}
+    for number in before:
+        signal.signal(number, lambda number, _: caught.append(number))
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+        if caught:
+            # a second signal means the same as the first
+            signal.raise_signal(caught[0])
+
+
 def read(
     args: Sequence[str],
     *,
@@ -53,24 +76,28 @@ def read(
     timeout_s: float | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """Runs to the end and returns its output; the caller judges the exit code."""
-    process = subprocess.Popen(
-        list(args),
-        env=dict(env or child_environment()),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    _READ.add(process)
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with undisturbed():
+            process = subprocess.Popen(
+                list(args),
+                env=dict(env or child_environment()),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            _READ.add(process)
         out, err = process.communicate(stdin, timeout=timeout_s)
     except BaseException:
-        # a program that runs under another user's rights cannot be killed by us
-        with suppress(OSError):
-            process.kill()
-        _let_go(process)
+        if process is not None:
+            # a program that runs under another user's rights cannot be killed by us
+            with suppress(OSError):
+                process.kill()
+            _let_go(process)
         raise
     finally:
-        _READ.discard(process)
+        if process is not None:
+            _READ.discard(process)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
@@ -79,6 +106,13 @@ def end_reads() -> None:
     for process in list(_READ):
         with suppress(OSError):
             process.kill()
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kills a program that has a group of its own, and its children."""
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    _let_go(process)
 
 
 def _let_go(process: subprocess.Popen[bytes]) -> None:
@@ -112,23 +146,26 @@ def running(
 
     So do its children.
     """
-    with output.open("wb") if output else nullcontext(subprocess.PIPE) as file:
-        process = subprocess.Popen(
-            list(args),
-            env=dict(env),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            # a group of its own, so that what it starts ends with it
-            start_new_session=True,
-        )
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with (
+            output.open("wb") if output else nullcontext(subprocess.PIPE) as file,
+            undisturbed(),
+        ):
+            process = subprocess.Popen(
+                list(args),
+                env=dict(env),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                # a group of its own, so that what it starts ends with it
+                start_new_session=True,
+            )
         yield process
     finally:
-        with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        _let_go(process)
+        if process is not None:
+            _end_group(process)
 
 
 def talk(
@@ -138,14 +175,22 @@ def talk(
 
     `errors` is a file for what nobody reads while it runs: a pipe would fill up and stop it.
     """
-    return subprocess.Popen(
-        list(args),
-        env=dict(env),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors or subprocess.PIPE,
-        start_new_session=True,
-    )
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        with undisturbed():
+            process = subprocess.Popen(
+                list(args),
+                env=dict(env),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors or subprocess.PIPE,
+                start_new_session=True,
+            )
+    except BaseException:
+        if process is not None:
+            _end_group(process)
+        raise
+    return process
 
 
 def send_line(process: subprocess.Popen[bytes], line: bytes) -> None:
@@ -162,6 +207,4 @@ def end(process: subprocess.Popen[bytes]) -> None:
         # most programs end by themselves once their stdin is closed
         process.wait(timeout=2)
     except subprocess.TimeoutExpired:
-        with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        _let_go(process)
+        _end_group(process)

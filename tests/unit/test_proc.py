@@ -1,9 +1,13 @@
-"""Programs that threads wait for end with Ctrl-C, which reaches the main thread alone."""
+"""Programs end with a signal, also in other threads, and also while they are started."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,3 +41,50 @@ def test_programs_that_have_ended_are_let_be() -> None:
         proc.read(["sleep", "60"], timeout_s=0.1)
     proc.end_reads()
     assert proc.read(["true"]).returncode == 0
+
+
+def _read(words: list[str]) -> None:
+    proc.read(words)
+
+
+def _running(words: list[str]) -> None:
+    with proc.running(words, env=os.environ):
+        pytest.fail("it went on")
+
+
+def _talk(words: list[str]) -> None:
+    proc.talk(words, env=os.environ)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("start", [_read, _running, _talk])
+def test_a_signal_amid_a_start_ends_what_is_started(
+    start: Callable[[list[str]], None], number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)  # type: ignore[call-overload]
+            started.append(self)
+            # as one that comes before the caller has it
+            signal.raise_signal(number)
+
+    before = signal.signal(number, signal.default_int_handler)
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start(["sleep", "60"])
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+
+
+def test_a_child_ignores_what_we_ignore() -> None:
+    code = "import signal; print(signal.getsignal(signal.SIGINT).name)"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert proc.read([sys.executable, "-c", code]).stdout == b"SIG_IGN\n"
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.artifacts.oci.record import LayerRecord
 from pipeline.artifacts.store.store import Store
-from pipeline.core import log
+from pipeline.core import log, proc
 from pipeline.core.errors import Interrupted
 from pipeline.core.files import os_errors_explained
 from pipeline.images.assemble.layer import with_parents, write_layer
@@ -85,25 +85,6 @@ def begin_worker(counts: Counts) -> None:
             os._exit(1)
 
         threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Postpones signals to the end: no process stays half-started."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [(n, signal.signal(n, lambda number, _: caught.append(number))) for n in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
-        if caught:
-            # a second signal means the same as the first
-            signal.raise_signal(caught[0])
 
 
 def make_layer(store_root: Path, layer: LayerPlan, slot: int) -> LayerRecord:
@@ -195,7 +176,7 @@ def make_layers(store: Store, work: Work, fetcher: Fetcher, *, keep_inputs: bool
                     waiting[layer.key].discard(pin.sha256)
                     is_started = any(started is layer for started in futures.values())
                     if not waiting[layer.key] and not is_started:
-                        with undisturbed():
+                        with proc.undisturbed():
                             future = pool.submit(make_layer, store.root, layer, slot)
                         futures[future] = layer
                 _collect(store, work, futures, keep_inputs)

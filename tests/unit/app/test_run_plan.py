@@ -327,18 +327,23 @@ def test_a_stage_that_was_stopped_stops_the_plan_and_is_not_recorded(
     assert not list(home.parent.rglob("a.json"))
 
 
-def test_a_signal_for_the_plan_alone_ends_its_command(home: Path, ran: Path) -> None:
+@pytest.mark.parametrize("late_s", [0, 1], ids=["while it runs", "while it is started"])
+def test_a_signal_for_the_plan_alone_ends_its_command(home: Path, ran: Path, late_s: float) -> None:
     write_plan(home, a={"run": "wait"})
     program = home.parent / "program"
     program.write_text("#!/bin/sh\necho $$ > $LOG\nexec sleep 60\n")
     code = (
-        "import signal, sys; from pathlib import Path; from pipeline.app import run_plan as r;"
+        "import signal, subprocess, sys, time; from pathlib import Path;"
+        "from pipeline.app import run_plan as r;"
         "from pipeline.app.workspace import Workspace;"
         "signal.signal(signal.SIGTERM, signal.default_int_handler);"
         "r._command = lambda _, words: [sys.argv[1]];"
+        "start = subprocess.Popen.__init__;"
+        "late = lambda *a, **k: (start(*a, **k), time.sleep(float(sys.argv[4])))[0];"
+        "subprocess.Popen.__init__ = late;"
         "r.run_stages(Workspace(store_path=Path(sys.argv[3])), r.RunRequest(Path(sys.argv[2])))"
     )
-    words = [str(program), str(home / "plan.yaml"), str(home.parent / "store")]
+    words = [str(program), str(home / "plan.yaml"), str(home.parent / "store"), str(late_s)]
     process = subprocess.Popen(
         [sys.executable, "-c", code, *words],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
