@@ -373,7 +373,9 @@ def _plan_on(
         reader, bytecode, offers = map(_file_digest, (WARM_READER, BYTECODE, MODULE_READER))
         programs = tuple(map(program_digest, (GATE_WORKER, WARM_WORKER, MODULE_COMPILER)))
         name = checkout.written(spec.name)
-        warm = WarmPlan(name, full, spec.warm, cases, reader, bytecode, "", offers, programs)
+        warm = WarmPlan(
+            name, full, spec.warm, cases, reader, bytecode, module_reader=offers, programs=programs
+        )
         inputs["warm"] = warm.inputs
     plan = replace(plan, layers=layers, inputs=inputs, trees=trees, warm=warm)
     # refuses an image on a base with too many layers before anything is fetched

@@ -76,7 +76,7 @@ class LogReader:
 def _copied(pieces: Iterable[bytes], file: Path) -> Iterator[bytes]:
     """The same pieces, each written to a file first: a start that is killed leaves what it read."""
     left = _MOST_FILE_BYTES
-    for piece in chain([b""], pieces):
+    for piece in pieces:
         if left > 0:
             try:
                 with file.open("ab") as out:
