@@ -35,8 +35,7 @@ IN_TURN = [
         "processes/test_source_bad roles/test_fleet_order test_weights_signing test_render_tools",
         "processes/test_limits processes/test_source_ways test_shared_objects test_report_browser",
         "test_provision_driver roles/test_registry_role roles/test_engine_role",
-        "test_tree_equals_pip test_offline_bootstrap",
-        "test_bench_pull test_render_run",
+        "test_tree_equals_pip test_offline_bootstrap test_bench_pull test_render_run",
         "test_chaos_quick test_perf_rack",
     )
 ]

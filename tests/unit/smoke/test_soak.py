@@ -78,7 +78,7 @@ def test_what_goes_wrong_later_is_found(
     fault: Fault, check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(soak, "_FEWEST", 3)
-    result = _soaked(ModelServer(fault))
+    result = _soaked(ModelServer(fault, delay_s=0.02))
     # a busy machine alone makes answers slower
     assert {c.name for c in result.failures()} - {"speed"} | {check} == {check}
     assert check in [c.name for c in result.failures()]
