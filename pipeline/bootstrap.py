@@ -121,8 +121,8 @@ def uv_variables(python: Path) -> dict[str, str]:
     found = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_LINK_MODE": "copy"}
     for name, variable in _UV_NAMES.items():
         # `global.index-url='https://…'`, of the environment `:env:.index-url='…'`
-        said = dict(re.findall(rf"(?m)^(\S+)\.{name}=(.*)$", listing))
-        if value := said.get(":env:") or said.get("install") or said.get("global"):
+        settings = dict(re.findall(rf"(?m)^(\S+)\.{name}=(.*)$", listing))
+        if value := settings.get(":env:") or settings.get("install") or settings.get("global"):
             between = "," if name == "find-links" else " "
             found[variable] = between.join(ast.literal_eval(value).split())
     return {} if "UV_NO_INDEX" in found else {**found, **os.environ}
@@ -146,20 +146,22 @@ def _run(
             )
             for command, output, error in zip(commands, outputs, errors, strict=True)
         ]
-        said_at = began
+        printed_at = began
         # one that fails ends the others; its beat is short, so that this is noticed soon
         while None in (codes := [process.poll() for process in running]) and not any(codes):
             with suppress(subprocess.TimeoutExpired):
                 running[codes.index(None)].wait(_LIVE_BEAT_S)
                 continue
-            if not live and time.monotonic() - said_at < _BEAT_S:
+            if not live and time.monotonic() - printed_at < _BEAT_S:
                 continue
-            said_at = time.monotonic()
+            printed_at = time.monotonic()
             for output in outputs:
                 output.seek(0)
             far = how_far([output.read() for output in outputs], packages)
             start, end = ("\r", "\033[K") if live else ("", "\n")
-            print(f"{start}  {far}, {said_at - began:.0f} s", end=end, file=sys.stderr, flush=True)
+            print(
+                f"{start}  {far}, {printed_at - began:.0f} s", end=end, file=sys.stderr, flush=True
+            )
         for process, code in zip(running, codes, strict=True):
             if code is None:
                 process.terminate()
@@ -194,6 +196,6 @@ def how_far(outputs: list[bytes], packages: int) -> str:
 def last_words(errors: str) -> str:
     """Why pip failed, as it says itself; a crash of its own ends with the reason."""
     lines = [line.removeprefix("ERROR: ").strip() for line in errors.splitlines() if line.strip()]
-    said = [line for line in errors.splitlines() if line.startswith("ERROR: ")]
-    named = [line.removeprefix("ERROR: ") for line in said if line.strip() != "ERROR: Exception:"]
+    failed = [line for line in errors.splitlines() if line.startswith("ERROR: ")]
+    named = [line.removeprefix("ERROR: ") for line in failed if line.strip() != "ERROR: Exception:"]
     return (named or lines or [""])[-1]

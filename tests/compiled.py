@@ -1,4 +1,4 @@
-"""A small source, a toolchain and an image of it, and a box that compiles by copying."""
+"""A small source, a toolchain and an image of it, and a backend that compiles by copying."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.containers.box import Box, Kind, Running
+from pipeline.artifacts.containers.backend import Kind, Running, StepContainer
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.model import sha256_of
 from pipeline.core.sealed import UNSEALED
@@ -116,8 +116,8 @@ def outputs_of(source: Path) -> dict[str, bytes]:
 
 
 @dataclass
-class CopyingWay:
-    """A box that runs nothing: `compile` writes the outputs from the prepared source.
+class CopyingBackend:
+    """A backend that runs nothing: `compile` writes the outputs from the prepared source.
 
     A disassembler, asked about objects, prints `shown` (else one instruction of each) and ends
     with `code`.
@@ -130,24 +130,24 @@ class CopyingWay:
     asked: list[list[str]] = field(default_factory=list)
 
     @contextmanager
-    def running(self, box: Box, command: Sequence[str]) -> Iterator[Running]:
+    def running(self, container: StepContainer, command: Sequence[str]) -> Iterator[Running]:
         output, into = os.pipe()
         code = 0
         if "objdump" in command[0]:
             self.asked.append(list(command))
-            named = [name for name in command[1:] if (box.mounts["/build"] / name).is_file()]
+            named = [name for name in command[1:] if (container.mounts["/build"] / name).is_file()]
             one = "".join(f"{name}:  file format elf64\n 0:\t90 \tnop\n" for name in named)
             os.write(into, (one if self.shown is None else self.shown).encode())
             code = self.code
         else:
-            for name, data in self.make(box.mounts["/src"]).items():
-                (box.mounts["/build"] / name).write_bytes(data)
+            for name, data in self.make(container.mounts["/src"]).items():
+                (container.mounts["/build"] / name).write_bytes(data)
         os.close(into)
         yield Running(output, lambda: code)
         os.close(output)
 
 
-COPYING = CopyingWay()
+COPYING = CopyingBackend()
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,9 @@ class CompiledWorld:
         return self.built.plan.trees[0]
 
 
-def compiler_in(checkout: Checkout, store: Store, mirror: Path, way: CopyingWay) -> Compiler:
+def compiler_in(
+    checkout: Checkout, store: Store, mirror: Path, backend: CopyingBackend
+) -> Compiler:
     """A compiler that fetches from a folder."""
 
     def toolchain(tree: TreePlan) -> Built:
@@ -176,7 +178,7 @@ def compiler_in(checkout: Checkout, store: Store, mirror: Path, way: CopyingWay)
         return makers.build(checkout, store, mirror, name, platform=platform)[0]
 
     fetcher = lambda: makers.folder_fetcher(store, mirror)  # noqa: E731
-    return Compiler(checkout, store, fetcher, toolchain, way)
+    return Compiler(checkout, store, fetcher, toolchain, backend)
 
 
 def compiled_checkout(place: Path, tools_on: str = AMD64, **source: Any) -> Checkout:
@@ -214,13 +216,13 @@ def compiled_checkout(place: Path, tools_on: str = AMD64, **source: Any) -> Chec
 
 
 def build_compiled(
-    place: Path, way: CopyingWay = COPYING, tools_on: str = AMD64, **source: Any
+    place: Path, backend: CopyingBackend = COPYING, tools_on: str = AMD64, **source: Any
 ) -> CompiledWorld:
     """Compile the source and build the image."""
     checkout = compiled_checkout(place, tools_on, **source)
     store = open_store(place / "store")
     plan = plan_image(checkout, "engine", AMD64)
     for tree in plan.trees:
-        compile_tree(compiler_in(checkout, store, place / "mirror", way), tree)
+        compile_tree(compiler_in(checkout, store, place / "mirror", backend), tree)
     built = makers.build(checkout, store, place / "mirror", "engine")[0]
     return CompiledWorld(place, checkout, store, built)

@@ -122,10 +122,10 @@ def build_images(
     def judge(image: Built) -> None:
         if image.plan.slim:
             # slow to import, and most builds are not judged
-            from pipeline.artifacts.containers.container_engine import find_way
+            from pipeline.artifacts.containers.container_engine import find_backend
             from pipeline.images.start_test.prove import require_libraries
 
-            require_libraries(store, image, find_way("auto"))
+            require_libraries(store, image, find_backend("auto"))
 
     # a function: a build with nothing to fetch reads no settings and runs no pip
     def fetcher() -> Fetcher:
@@ -188,11 +188,11 @@ def _plans(
             for row in lacking:
                 why = f"({row.reason})" if row.reason else ""
                 first = f": {row.missing[0]}" if row.missing else ""
-                said = f"{row.library} {row.state} {why}{first}"
-                lacks.setdefault(said, []).append(row.recipe)
-            said = "; ".join(f"{', '.join(names)}: {what}" for what, names in lacks.items())
-            said = said or "`warm: recipes:` names none, so nothing says what it must serve"
-            raise NotCovered(f"{plan.spec.name} is not built: {said}")
+                reason = f"{row.library} {row.state} {why}{first}"
+                lacks.setdefault(reason, []).append(row.recipe)
+            reasons = "; ".join(f"{', '.join(names)}: {what}" for what, names in lacks.items())
+            reasons = reasons or "`warm: recipes:` names none, so nothing says what it must serve"
+            raise NotCovered(f"{plan.spec.name} is not built: {reasons}")
     trees, access = missing_trees(store, plans), request.bases.access
     offered = offered_layers(workspace, trees, request.layers, access, offline=request.offline)
     if names:

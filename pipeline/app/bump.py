@@ -269,10 +269,10 @@ class Bump(Frozen):
             head = ["platform", "kind", "package", "now", "then"]
             found.append(Block("Packages that move", (), head, moved, 3))
             licences = [[x.name, x.before or "new", x.after] for x in self.licences or []]
-            said = "Not compared: licences are read from a built image."
-            said = said if self.licences is None else "No other licence." if not licences else ""
+            note = "Not compared: licences are read from a built image."
+            note = note if self.licences is None else "No other licence." if not licences else ""
             head = ["package", "now", "then"]
-            found.append(Block("Licences", [said] if said else [], head, licences, 3))
+            found.append(Block("Licences", [note] if note else [], head, licences, 3))
         verdicts = [[v.patch, v.gate or "–", v.state, v.message] for v in self.patches]
         head = ["patch", "gate", "verdict", "why"]
         found.append(Block("Patches", [] if verdicts else ["None."], head, verdicts, 3))

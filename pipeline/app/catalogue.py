@@ -147,13 +147,13 @@ class EngineCatalogue(Frozen):
             )
             rows.append([each.engine, each.version, *(fits.get(a, "–") for a in CARDS), *about])
         files = sorted({(r.engine, file, n) for r in judged for file, n in r.case_files.items()})
-        said = ", ".join(
+        named = ", ".join(
             f"{file} of {engine} ({log.count(n, 'case')})" for engine, file, n in files
         )
         lines = [
             "Judged is whether kernels fit a card's shared memory, compiled without a GPU by the"
             " Triton that the release is locked with.",
-            f"Of each engine these cases, whose kernels have broken on SM120 before: {said}."
+            f"Of each engine these cases, whose kernels have broken on SM120 before: {named}."
             " Kernels beyond them were not judged here; `sm120 bump` judges all.",
             "`fits` is without any patch of this project. A patch is named where the cases fail"
             " without it and fit with it, with the right numbers where they are compared.",

@@ -20,8 +20,8 @@ from pipeline.app.images import find_image
 from pipeline.app.on_slurm import NodeReply, SlurmNodes, SlurmOrder
 from pipeline.app.signing import Signing
 from pipeline.app.workspace import Workspace, host_platform, pick_platform
-from pipeline.artifacts.containers.box import Wanted
-from pipeline.artifacts.containers.container_engine import find_way
+from pipeline.artifacts.containers.backend import Wanted
+from pipeline.artifacts.containers.container_engine import find_backend
 from pipeline.artifacts.containers.sandbox import find_sandbox, require_isolation
 from pipeline.core import errors, log
 from pipeline.core.files import bounded_lines, opened_log
@@ -68,7 +68,7 @@ from pipeline.images.warm.modules import module_cases, open_modules
 from pipeline.images.warm.target import open_warm
 from pipeline.serving.quality.texts import served_text
 
-_PATIENCE_S = 10.0  # for the first bytes of a named pipe
+_FIRST_BYTES_S = 10.0  # for the first bytes of a named pipe
 # Of one core, for a case that was never judged: compiled, or run by Triton's interpreter.
 _SECONDS = {"smem": 6.0, "numerics": 2.5}
 
@@ -470,7 +470,9 @@ def find_cases(
     found = {name: tracebacks.find_by_name(gates, name) for name in kernels}
     if traceback is not None:
         reader, is_stdin = tracebacks.TracebackReader(), traceback == Path("-")
-        opened = nullcontext(sys.stdin.buffer) if is_stdin else opened_log(traceback, _PATIENCE_S)
+        opened = (
+            nullcontext(sys.stdin.buffer) if is_stdin else opened_log(traceback, _FIRST_BYTES_S)
+        )
         with opened as file:
             deque(reader.watch(bounded_lines(file)), maxlen=0)  # to its end, and keeps no line
         if not reader.tracebacks:
@@ -513,7 +515,7 @@ def prove_starts(
     results = Results()
     with store.in_use():
         images = [find_image(checkout, store, name, platform) for name in dict.fromkeys(names)]
-        way = find_way(wanted)
+        backend = find_backend(wanted)
         for image in images:
             # the flags that recipes are checked against, where they are known
             flags: ParserFlags | None = None
@@ -523,7 +525,7 @@ def prove_starts(
                 with suppress(errors.RecipeInvalid):
                     flags = find_parser_flags(folder, parser.engine, image.name)
                     file = folder / f"{flags.image}.yaml"
-            results[image] = prove_start(store, image, way, flags, file)
+            results[image] = prove_start(store, image, backend, flags, file)
             # a failure is stated like a success
             state_runs(checkout, store, image, [results[image]], signing)
     return results

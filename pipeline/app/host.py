@@ -35,7 +35,7 @@ _STDIN = Path("-")
 _UNPACKERS = {b"\x1f\x8b\x08": "zcat", b"\xfd7z": "xzcat", b"\x28\xb5\x2f": "zstdcat"}
 # For the first bytes of a pipe: whatever writes there has begun by then, and under CI, cron and ssh
 # standard input is often a pipe that nobody writes to or closes.
-_PATIENCE_S = 10.0
+_FIRST_BYTES_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -219,9 +219,9 @@ def piped_log() -> tuple[Path, ...]:
         return (_STDIN,)
     if not may_be_silent:
         return ()
-    patience = log.seconds(_PATIENCE_S)
-    log.say(f"Waiting {patience} for a log in standard input (`-` waits for as long as it takes)")
-    if select.select([0], [], [], _PATIENCE_S)[0]:
+    wait = log.seconds(_FIRST_BYTES_S)
+    log.say(f"Waiting {wait} for a log in standard input (`-` waits for as long as it takes)")
+    if select.select([0], [], [], _FIRST_BYTES_S)[0]:
         return (_STDIN,)
     log.say("Nothing came: standard input is not read")
     return ()
@@ -243,5 +243,5 @@ def _opened(path: Path) -> Iterator[Iterable[str]]:
         with open(0, "rb", closefd=False) as file:
             yield bounded_lines(file)
     else:
-        with opened_log(path, _PATIENCE_S) as file:
+        with opened_log(path, _FIRST_BYTES_S) as file:
             yield bounded_lines(file)

@@ -265,7 +265,9 @@ class Chunk:
             wrong = f"{node} has another {' and another '.join(other)} than this machine"
             return got, wrong, False
         # srun's own last line only repeats the exit code of a tool that said why
-        said = [line for line in lines if line.startswith("sm120: ")] or lines[-1:] or ["no reason"]
+        reasons = (
+            [line for line in lines if line.startswith("sm120: ")] or lines[-1:] or ["no reason"]
+        )
         lost = f"{len(got)} of {log.count(len(left), 'answer')}"
-        why = f"srun ended with {process.returncode} and {lost}: {harmless(said[0])[:300]}"
+        why = f"srun ended with {process.returncode} and {lost}: {harmless(reasons[0])[:300]}"
         return got, why, False

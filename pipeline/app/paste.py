@@ -68,18 +68,18 @@ def paste_report(workspace: Workspace, request: ReportRequest) -> Pasted:
     is_here = not data.runs and not (tried and tried[-1].begun.host)
     facts = read_recorded_facts(request.host_path) if request.host_path else None
     facts = read_host_facts(None) if facts is None and is_here else facts
-    told = _Told(workspace, request, data, name, tried, store, facts)
-    tests = told.tests
+    gathered = _PasteFacts(workspace, request, data, name, tried, store, facts)
+    tests = gathered.tests
     judged = Counter(test.verdict for test in tests)
     counts = ", ".join(f"{number} {verdict}" for verdict, number in sorted(judged.items()))
     bad = [[t.verdict, t.name, t.message] for t in tests if t.verdict in ("failed", "unknown")]
     parts = {
-        "host": told.host,
-        "image": told.image,
-        "recipe": told.recipe,
-        "last starts": told.starts,
-        "kernels the engine named": told.kernels,
-        "smoke": [["checks", counts]] if tests else told.no_smoke,
+        "host": gathered.host,
+        "image": gathered.image,
+        "recipe": gathered.recipe,
+        "last starts": gathered.starts,
+        "kernels the engine named": gathered.kernels,
+        "smoke": [["checks", counts]] if tests else gathered.no_smoke,
         "bench": [] if data.runs else _missing("no RUN was named"),
     }
     sections = [PasteSection("made by", [["tool", TOOL], ["at", stamp()]])]
@@ -97,10 +97,10 @@ def paste_report(workspace: Workspace, request: ReportRequest) -> Pasted:
     sections.append(PasteSection("warnings", findings))
     gaps = [[title, row[1]] for title, rows in parts.items() for row in rows if row[0] == _SKIPPED]
     gaps += [[f"smoke {t.name}", t.message] for t in tests if t.verdict == _SKIPPED]
-    gaps += told.void_cells
+    gaps += gathered.void_cells
     sections.append(PasteSection("skipped, and why", gaps))
     verdict = f"smoke: {counts}" if tests else "no smoke test"
-    redactor = told.redactor
+    redactor = gathered.redactor
     text = render_paste(f"sm120 report: {name or 'no recipe'}, {verdict}", sections, redactor)
     return Pasted(text, [[redactor.text(cell) for cell in row] for row in gaps])
 
@@ -110,7 +110,7 @@ def _missing(why: str) -> Rows:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _PasteFacts:
     """What is known about one recipe; a property for each part of the block."""
 
     workspace: Workspace

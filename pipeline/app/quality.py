@@ -195,13 +195,13 @@ def import_scores(
         )
         for score in found.scores
     ]
-    told = {"program": found.program, "model": found.model, **found.parameters}
+    details = {"program": found.program, "model": found.model, **found.parameters}
     if published:
-        told["source"] = str(published.source)
+        details["source"] = str(published.source)
     run = ImageRun(
         kind="quality-address",
         inputs={path.name: found.digest},
-        machine={name: log.redacted(value) for name, value in told.items()},
+        machine={name: log.redacted(value) for name, value in details.items()},
         made_by={"sm120-pipeline": __version__},
         tests=tests,
     )

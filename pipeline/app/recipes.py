@@ -186,7 +186,7 @@ def read_flags_of(
 
     With `accept`, writes them to the committed file.
     """
-    from pipeline.artifacts.containers.container_engine import find_way
+    from pipeline.artifacts.containers.container_engine import find_backend
     from pipeline.images.engine.read_flags import (
         find_parser,
         read_flags,
@@ -208,11 +208,11 @@ def read_flags_of(
         else:
             store = workspace.store()
             built = find_image(checkout, store, inside or image, platform)
-            way = find_way("auto")
+            backend = find_backend("auto")
             found = (
-                read_wheel_flags(store, plan, wheel, built, way)
+                read_wheel_flags(store, plan, wheel, built, backend)
                 if wheel
-                else read_flags(store, built, way)
+                else read_flags(store, built, backend)
             )
     if accept:
         found = found.model_copy(update={"also": images_alike(checkout, image)})

@@ -163,11 +163,11 @@ def read_stages(workspace: Workspace, path: Path) -> list[Stage]:
             data = read_at_most(folder / f"{name}.json", _RECORD_BYTES)
             records[name] = StageRecord.model_validate_json(data or b"")
         pairs = zip(spec.run, spec.run[1:], strict=False)
-        told = [value for word, value in pairs if word == "--output"]
-        told += [w.removeprefix("--output=") for w in spec.run if w.startswith("--output=")]
+        paths = [value for word, value in pairs if word == "--output"]
+        paths += [w.removeprefix("--output=") for w in spec.run if w.startswith("--output=")]
         last = records.get(name)
-        told += last.made if last and last.words == list(spec.run) else []
-        outputs[name] = [home / each for each in dict.fromkeys(told)]
+        paths += last.made if last and last.words == list(spec.run) else []
+        outputs[name] = [home / each for each in dict.fromkeys(paths)]
         for place in outputs[name]:
             if (other := written.setdefault(place, name)) != name:
                 raise PlanInvalid(f"{path.name}: {other} and {name} both write {place}")
@@ -496,8 +496,8 @@ def submit_stages(workspace: Workspace, request: RunRequest) -> list[StageResult
             job = text.partition(";")[0]
             # what is no number is no job, whatever the exit code
             if done.returncode != 0 or not job.isdigit():
-                said = proc.last_line(done.stderr.decode(errors="replace") or text)
-                raise PlanFailed(f"{stage.name}: Slurm took no job: {said}", _SUBMITTED)
+                reason = proc.last_line(done.stderr.decode(errors="replace") or text)
+                raise PlanFailed(f"{stage.name}: Slurm took no job: {reason}", _SUBMITTED)
             jobs[stage.name] = job
             result = replace(result, job=job)
         results.append(result)

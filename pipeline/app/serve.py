@@ -274,8 +274,8 @@ def ranks_on(
         addresses = list(request.hosts)
         for tunnel in [tunnel_of(site) for site, _ in machines] if not addresses else []:
             # where this machine reached it, unless the user names another network
-            said = tunnel.read(["sh", "-c", "echo $SSH_CONNECTION"]) if tunnel else None
-            words = said.out.decode(errors="replace").split() if said else []
+            answer = tunnel.read(["sh", "-c", "echo $SSH_CONNECTION"]) if tunnel else None
+            words = answer.out.decode(errors="replace").split() if answer else []
             addresses.append(words[2] if len(words) == 4 else "")
         places, jobs = node_places(recipe, addresses), []
         for (site, containers), place in zip(machines, places.values(), strict=True):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pipeline import __version__
 from pipeline.app.signing import Signing, signer_of, trust_of
 from pipeline.app.workspace import Workspace, host_platform
-from pipeline.artifacts.containers.box import Wanted
-from pipeline.artifacts.containers.container_engine import find_way
+from pipeline.artifacts.containers.backend import Wanted
+from pipeline.artifacts.containers.container_engine import find_backend
 from pipeline.artifacts.oci.record import FileRow, LayerRecord
 from pipeline.artifacts.oci.reference import ImageReference, parse_repository
 from pipeline.artifacts.registry.access import Access
@@ -164,8 +164,8 @@ def make_compiler(
             raise errors.SandboxUnavailable(why, NOT_HERE)
         return assemble_images(checkout, store, [tree.toolchain], fetcher)[0]
 
-    way = find_way(sandbox)
-    return Compiler(checkout, store, fetcher, toolchain, way, jobs, object_cache=object_cache)
+    backend = find_backend(sandbox)
+    return Compiler(checkout, store, fetcher, toolchain, backend, jobs, object_cache=object_cache)
 
 
 def find_tree(workspace: Workspace, name: str, build: str, platform: str | None) -> TreePlan:

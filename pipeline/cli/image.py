@@ -9,7 +9,7 @@ import click
 
 from pipeline import app
 from pipeline.app.workspace import Workspace, host_platform, pick_platform
-from pipeline.artifacts.containers.box import KINDS
+from pipeline.artifacts.containers.backend import KINDS
 from pipeline.cli import options
 from pipeline.cli.options import command, flag_option, query
 from pipeline.cli.output import answer_keys, own_command, say_json

@@ -23,7 +23,7 @@ from pipeline.core.errors import Interrupted, MissingTool, PipelineError, StoreU
 from pipeline.core.files import explained
 
 
-class _Door(VerbGroup):
+class _RootGroup(VerbGroup):
     """A group that does not take a closed pipe (`| head`) for a failure."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -36,7 +36,7 @@ class _Door(VerbGroup):
 
 
 @click.group(
-    cls=_Door,
+    cls=_RootGroup,
     verbs={
         **DAILY,
         # groups are loaded already, so they name no module

@@ -9,7 +9,7 @@ import click
 
 from pipeline import app
 from pipeline.app.workspace import Workspace
-from pipeline.artifacts.containers.box import KINDS
+from pipeline.artifacts.containers.backend import KINDS
 from pipeline.artifacts.oci.reference import parse_repository
 from pipeline.cli import options
 from pipeline.cli.options import flag_option, query

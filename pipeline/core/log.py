@@ -21,7 +21,7 @@ QUIET_LINE_EVERY_S = 5.0
 # A count that has not moved is printed again, so that it does not look dead.
 SAME_LINE_EVERY_S = 30.0
 
-_state: dict[str, Any] = {"quiet": False, "said_at": 0.0}
+_state: dict[str, Any] = {"quiet": False, "printed_at": 0.0}
 # Secrets that this process was given; a shorter one is in half of all words.
 _SECRETS, _SHORTEST_SECRET = ("SM120_API_KEY", "HF_TOKEN", "SM120_KEY_PASSPHRASE"), 6
 # A login in an address, also with a slash in its password, and one before a host; `IMAGE@sha256:`
@@ -105,7 +105,7 @@ def set_quiet(quiet: bool) -> None:
 def say(text: str) -> None:
     """One line for a person, on stderr."""
     if not _state["quiet"]:
-        _state["said_at"] = time.monotonic()
+        _state["printed_at"] = time.monotonic()
         try:
             print(printable(redacted(text, logins=True)), file=sys.stderr, flush=True)
         except BrokenPipeError:
@@ -178,7 +178,7 @@ def step(title: str) -> Iterator[None]:
 STILL_AFTER_S, STILL_AT_MOST_S = 10.0, 60.0
 
 
-class Silence:
+class StillWorking:
     """Ends a silence: whatever takes long is seen to go on, also where nothing can be counted.
 
     A program that prints by itself is asked for its `title`, which is what it does now. It is empty
@@ -195,16 +195,16 @@ class Silence:
         """Says that the step goes on, where nothing was printed for long enough."""
         now = time.monotonic()
         if (title := self._ask()) != self._title:
-            self._title, self._patience_s = title, self._after_s
-            self._start = _state["said_at"] = now
-        if title and now - _state["said_at"] >= self._patience_s:
-            self._patience_s = min(2 * self._patience_s, STILL_AT_MOST_S)
+            self._title, self._wait_s = title, self._after_s
+            self._start = _state["printed_at"] = now
+        if title and now - _state["printed_at"] >= self._wait_s:
+            self._wait_s = min(2 * self._wait_s, STILL_AT_MOST_S)
             say(f"  {title}: still working after {seconds(now - self._start)}")
 
 
 def heard() -> None:
     """Another program printed something: the silence begins anew."""
-    _state["said_at"] = time.monotonic()
+    _state["printed_at"] = time.monotonic()
 
 
 @contextmanager
@@ -213,11 +213,11 @@ def watched(title: str | Callable[[], str], after_s: float | None = None) -> Ite
     if _state["quiet"]:
         yield
         return
-    silence, ended = Silence(title, after_s), threading.Event()
+    still_working, ended = StillWorking(title, after_s), threading.Event()
 
     def watch() -> None:
         while not ended.wait(1.0):
-            silence.look()
+            still_working.look()
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -297,7 +297,7 @@ class RichBar:
         # `update`, unlike `advance`, keeps bytes that are taken back out of the shown speed
         self._progress.update(self._task, advance=n_bytes)
         # a bar that moves is no silence
-        _state["said_at"] = time.monotonic()
+        _state["printed_at"] = time.monotonic()
 
 
 class NoBar:

@@ -78,9 +78,9 @@ class _FileVersion:
             except ValidationError as error:
                 # a later release may have written it: what it means there is not guessed
                 wanted = error.errors()[0].get("ctx", {}).get("expected", "another one")
-                told = {"given": repr(value)[:60], "wanted": wanted}
+                details = {"given": repr(value)[:60], "wanted": wanted}
                 message = "is {given}, and this version of sm120 reads {wanted}: take a newer one"
-                raise PydanticCustomError("file_version", message, told) from error
+                raise PydanticCustomError("file_version", message, details) from error
 
         return core_schema.no_info_wrap_validator_function(check, handler(source))
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.artifacts.containers.box import Wanted
-from pipeline.artifacts.containers.container_engine import find_way
+from pipeline.artifacts.containers.backend import Wanted
+from pipeline.artifacts.containers.container_engine import find_backend
 from pipeline.core.errors import MirrorUnknown, SandboxUnavailable, SourceUnreachable
 from tests.testbed.forked import ROOT, run_forked
 
@@ -80,7 +80,7 @@ def make_lean(folder: Path) -> Path:
 def need_sandbox(wanted: Wanted = "auto") -> None:
     """Skip where no program of an image can run: a bare chroot has no user namespaces."""
     try:
-        find_way(wanted)
+        find_backend(wanted)
     except SandboxUnavailable as error:
         pytest.skip(f"No program of an image can run here: {error}.")
 

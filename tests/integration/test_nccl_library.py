@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.app.images import find_image
 from pipeline.app.workspace import host_platform
-from pipeline.artifacts.containers.box import Box, StepLimits, run_step
+from pipeline.artifacts.containers.backend import StepContainer, StepLimits, run_step
 from pipeline.artifacts.containers.sandbox import Namespaces
 from pipeline.artifacts.oci.config import read_image_config
 from pipeline.artifacts.store.store import open_store
@@ -87,8 +87,8 @@ def test_torch_of_the_image_calls_it_in_place_of_its_own(big_store: Path) -> Non
     lines: list[str] = []
     with store.scratch() as scratch, unpacked(store, image) as root:
         limits = StepLimits(cpus=2, memory_bytes=64 << 30, silent_s=1800.0)
-        box = Box(root, "", {}, variables, limits, scratch, workdir="/")
-        code = run_step(Namespaces(), box, [PYTHON, "-c", IN_TORCH], lines.append)
+        container = StepContainer(root, "", {}, variables, limits, scratch, workdir="/")
+        code = run_step(Namespaces(), container, [PYTHON, "-c", IN_TORCH], lines.append)
     assert not code, lines[-5:]
     assert lines[-2] == "(2, 29, 7)"
     assert lines[-1] == "['/opt/nccl-sm120/libnccl.so.2']"

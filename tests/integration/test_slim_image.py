@@ -12,7 +12,7 @@ from pipeline.app import warm
 from pipeline.app.build import BuildRequest, build_images
 from pipeline.app.warm import LibraryNeeds
 from pipeline.app.workspace import Workspace
-from pipeline.artifacts.containers.container_engine import find_way
+from pipeline.artifacts.containers.container_engine import find_backend
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.core.errors import StartFails
 from pipeline.images.assemble.image import Built, assemble_images
@@ -125,7 +125,7 @@ def context(big_store: Path, tmp_path: Path) -> Iterator[GateContext]:
 def test_what_the_shipped_images_leave_out_of_debian_nobody_links(context: GateContext) -> None:
     shipped = context.checkout.spec("sglang-k2-warm").slim
     assert shipped
-    require_libraries(context.store, thinned(context, *shipped.debs), find_way("auto"))
+    require_libraries(context.store, thinned(context, *shipped.debs), find_backend("auto"))
 
 
 @pytest.mark.big
@@ -136,7 +136,7 @@ def test_a_library_that_somebody_links_is_missed(
     package: str, library: str, context: GateContext
 ) -> None:
     with pytest.raises(StartFails, match=library):
-        require_libraries(context.store, thinned(context, package), find_way("auto"))
+        require_libraries(context.store, thinned(context, package), find_backend("auto"))
 
 
 @pytest.mark.big

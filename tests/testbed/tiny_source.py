@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.app.workspace import host_platform
-from pipeline.artifacts.containers.box import Way
-from pipeline.artifacts.containers.container_engine import find_way
+from pipeline.artifacts.containers.backend import SandboxBackend
+from pipeline.artifacts.containers.container_engine import find_backend
 from pipeline.artifacts.oci.record import LayerRecord
 from pipeline.artifacts.store.store import Store, open_store
 from pipeline.images.assemble.image import Built
@@ -145,7 +145,7 @@ class Bench:
     def plan(self) -> TreePlan:
         return plan_tree(self.checkout, CompiledSpec(source="tiny", build="plain"), HERE)
 
-    def compile(self, way: Way | None = None, **more: Any) -> LayerRecord:
+    def compile(self, backend: SandboxBackend | None = None, **more: Any) -> LayerRecord:
         """Compile it, in namespaces unless told otherwise."""
         store = self.store
         compiler = Compiler(
@@ -153,7 +153,7 @@ class Bench:
             store,
             lambda: makers.folder_fetcher(store, self.home),
             self._toolchain,
-            way or find_way("namespaces"),
+            backend or find_backend("namespaces"),
             **more,
         )
         return compile_tree(compiler, self.plan())

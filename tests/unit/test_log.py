@@ -77,7 +77,7 @@ def test_the_time_left_follows_from_the_recent_rate(
 def test_a_silent_step_says_that_it_goes_on_and_ever_more_seldom(
     clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    silence = log.Silence("Unpacking")
+    silence = log.StillWorking("Unpacking")
     said = []
     for second in range(1, 201):
         clock(1)
@@ -91,7 +91,7 @@ def test_a_silent_step_says_that_it_goes_on_and_ever_more_seldom(
 def test_a_step_that_says_something_else_is_not_silent(
     clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    silence = log.Silence("Unpacking")
+    silence = log.StillWorking("Unpacking")
     for _ in range(10):
         clock(8)
         log.say("a line of its own")
@@ -103,7 +103,7 @@ def test_a_program_that_prints_is_named_by_what_it_does_now(
     clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     task = [""]
-    silence = log.Silence(lambda: task[0], 30.0)
+    silence = log.StillWorking(lambda: task[0], 30.0)
     said = []
     # a password is asked for, a task that takes long, one that prints, and one that takes long
     for second in range(1, 301):
@@ -124,7 +124,7 @@ def test_a_step_looks_for_its_own_silence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     looked = threading.Event()
-    monkeypatch.setattr(log.Silence, "look", lambda silence: looked.set())
+    monkeypatch.setattr(log.StillWorking, "look", lambda silence: looked.set())
     with log.step("Unpacking"):
         assert looked.wait(30)
     looked.clear()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Literal, Protocol, TypeAlias
 
-from pipeline.artifacts.containers import box
+from pipeline.artifacts.containers import backend
 from pipeline.artifacts.containers.arguments import ContainerArguments, EngineKind
 from pipeline.artifacts.containers.docker import Docker
 from pipeline.artifacts.containers.facts import ContainerFacts, ImageFacts
@@ -88,15 +88,15 @@ def find_engines(wanted: Wanted) -> list[ContainerEngine]:
     return [first]
 
 
-def find_way(wanted: box.Wanted) -> box.Way:
+def find_backend(wanted: backend.Wanted) -> backend.SandboxBackend:
     """Tries the backends on this machine and returns the first that works."""
-    backends: dict[box.Kind, Callable[[], box.Way]] = {
+    backends: dict[backend.Kind, Callable[[], backend.SandboxBackend]] = {
         "namespaces": Namespaces,
         "docker": Docker,
         "podman": Podman.for_steps,
     }
     reasons = []
-    for kind in box.KINDS if wanted == "auto" else (wanted,):
+    for kind in backend.KINDS if wanted == "auto" else (wanted,):
         try:
             return backends[kind]()
         except ToolUnavailable as error:

@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.artifacts.containers import box as boxes
+from pipeline.artifacts.containers import backend
 from pipeline.artifacts.containers.arguments import ContainerArguments, EngineKind, Label
-from pipeline.artifacts.containers.box import Box, Running
+from pipeline.artifacts.containers.backend import Running, StepContainer
 from pipeline.artifacts.containers.facts import ContainerFacts, ImageFacts
 from pipeline.artifacts.oci.document import Document, index_json, read_document
 from pipeline.artifacts.oci.layout import LAYOUT, Blobs
@@ -235,7 +235,7 @@ class Docker:
         self.client.close()
 
     @contextmanager
-    def running(self, box: Box, command: Sequence[str]) -> Iterator[Running]:
+    def running(self, container: StepContainer, command: Sequence[str]) -> Iterator[Running]:
         """Runs a step; its output comes through a pipe, as that of a process does."""
         from docker.errors import DockerException
         from docker.types import Ulimit
@@ -243,32 +243,35 @@ class Docker:
 
         as_caller = {
             "read_only": True,
-            "working_dir": boxes.WORK,
+            "working_dir": backend.WORK,
             "user": f"{os.geteuid()}:{os.getegid()}",
-            "command": [*boxes.with_environment(box.env), *command],
+            "command": [*backend.with_environment(container.env), *command],
         }
         wanted: dict[str, Any] = {
-            "image": box.image,
-            **({"command": list(command)} if box.user else as_caller),
+            "image": container.image,
+            **({"command": list(command)} if container.user else as_caller),
             "entrypoint": [],
-            "labels": {boxes.LABEL: str(box.scratch)},
+            "labels": {backend.LABEL: str(container.scratch)},
             "network_mode": "none",
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges"],
-            "hostname": boxes.HOST_NAME,
-            "mem_limit": box.limits.memory_bytes,
-            "memswap_limit": box.limits.memory_bytes,  # swap counts too, or there would be no limit
-            "cpuset_cpus": box.processors,
-            "shm_size": boxes.SHM_BYTES,
-            "ulimits": [Ulimit(name=n, soft=x, hard=x) for n, x in boxes.process_limits().items()],
-            "volumes": [f"{path.absolute()}:{at}" for at, path in box.mounts.items()],
+            "hostname": backend.HOST_NAME,
+            "mem_limit": container.limits.memory_bytes,
+            # swap counts too, or there would be no limit
+            "memswap_limit": container.limits.memory_bytes,
+            "cpuset_cpus": container.processors,
+            "shm_size": backend.SHM_BYTES,
+            "ulimits": [
+                Ulimit(name=n, soft=x, hard=x) for n, x in backend.process_limits().items()
+            ],
+            "volumes": [f"{path.absolute()}:{at}" for at, path in container.mounts.items()],
         }
         hint = "Its reason is above; finished objects are kept, so run it again."
         with _explained("Docker ended the build", hint=hint):
-            for left in self.client.containers.list(all=True, filters={"label": boxes.LABEL}):
-                if boxes.is_left(left.labels[boxes.LABEL]):
+            for left in self.client.containers.list(all=True, filters={"label": backend.LABEL}):
+                if backend.is_left(left.labels[backend.LABEL]):
                     left.remove(force=True)
-            container = self.client.containers.create(**wanted)
+            created = self.client.containers.create(**wanted)
             output, into = os.pipe()
 
             def follow() -> None:
@@ -277,14 +280,14 @@ class Docker:
                         pipe.write(chunk)
 
             try:
-                stream = container.attach(stream=True, logs=True)
-                container.start()
+                stream = created.attach(stream=True, logs=True)
+                created.start()
                 threading.Thread(target=follow, daemon=True).start()
-                yield Running(output, lambda: int(container.wait()["StatusCode"]))
+                yield Running(output, lambda: int(created.wait()["StatusCode"]))
             finally:
                 os.close(output)
                 with suppress(DockerException):
-                    container.remove(force=True)
+                    created.remove(force=True)
 
 
 @contextmanager

@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Self
 
-from pipeline.artifacts.containers import box as boxes
-from pipeline.artifacts.containers import docker
+from pipeline.artifacts.containers import backend, docker
 from pipeline.artifacts.containers.arguments import ContainerArguments, EngineKind, Label
-from pipeline.artifacts.containers.box import Box, Running
+from pipeline.artifacts.containers.backend import Running, StepContainer
 from pipeline.artifacts.containers.facts import ContainerFacts, ImageFacts
 from pipeline.artifacts.oci.document import read_document
 from pipeline.artifacts.store.store import Store
@@ -66,7 +65,9 @@ class Podman:
     def for_steps(cls) -> Self:
         """Podman with the first runtime that works, as its own choice need not."""
         reason = ""
-        limits = [f"--ulimit={name}={most}:{most}" for name, most in boxes.process_limits().items()]
+        limits = [
+            f"--ulimit={name}={most}:{most}" for name, most in backend.process_limits().items()
+        ]
         for runtime in ("", "crun", "runc"):
             podman = cls(runtime=runtime)
             with tempfile.TemporaryDirectory() as empty:
@@ -150,7 +151,7 @@ class Podman:
         options = [*(["--follow"] if follow else []), *([f"--tail={tail}"] if tail else [])]
         words = self._command(["podman", "logs", *options, identity])
         # its end kills it: `podman logs --follow` ends only with its container
-        with boxes.started(words, proc.child_environment(*_PASSED)) as running:
+        with backend.started(words, proc.child_environment(*_PASSED)) as running:
             while piece := os.read(running.output, _PIECE_BYTES):
                 yield piece
 
@@ -183,39 +184,49 @@ class Podman:
         return
 
     @contextmanager
-    def running(self, box: Box, command: Sequence[str]) -> Iterator[Running]:
+    def running(self, container: StepContainer, command: Sequence[str]) -> Iterator[Running]:
         """Runs a step on the unpacked toolchain; an overlay keeps what it writes out of that."""
         # containers whose command was killed before it could end them
-        shown = '{{.ID}} {{index .Labels "' + boxes.LABEL + '"}}'
+        shown = '{{.ID}} {{index .Labels "' + backend.LABEL + '"}}'
         listed = self._run(
-            "ps", "--all", f"--filter=label={boxes.LABEL}", f"--format={shown}"
+            "ps", "--all", f"--filter=label={backend.LABEL}", f"--format={shown}"
         ).stdout
         for identity, _, scratch in (line.partition(" ") for line in _text(listed).splitlines()):
-            if boxes.is_left(scratch):
+            if backend.is_left(scratch):
                 self._run("rm", "--force", "--ignore", "--time=0", identity, may_fail=True)
-        name, limits = f"sm120-{secrets.token_hex(8)}", box.limits
+        name, limits = f"sm120-{secrets.token_hex(8)}", container.limits
         unpacked = [
-            *("--read-only", "--read-only-tmpfs=false", f"--workdir={boxes.WORK}"),
+            *("--read-only", "--read-only-tmpfs=false", f"--workdir={backend.WORK}"),
             f"--user={os.geteuid()}:{os.getegid()}",
             *(["--userns=keep-id"] if os.geteuid() else []),
             # O: on the folder itself podman would leave the points that it mounts things at
-            *("--rootfs", f"{box.root.absolute()}:O", *boxes.with_environment(box.env)),
+            *(
+                "--rootfs",
+                f"{container.root.absolute()}:O",
+                *backend.with_environment(container.env),
+            ),
         ]
         words = [
             *("podman", *self._runtime, "run", "--rm", f"--name={name}"),
-            *(f"--label={boxes.LABEL}={box.scratch}", "--network=none", "--cap-drop=ALL"),
-            *("--security-opt=no-new-privileges", "--no-hosts", f"--hostname={boxes.HOST_NAME}"),
+            *(f"--label={backend.LABEL}={container.scratch}", "--network=none", "--cap-drop=ALL"),
+            *("--security-opt=no-new-privileges", "--no-hosts", f"--hostname={backend.HOST_NAME}"),
             # swap counts too, or there would be no limit
             *(f"--memory={limits.memory_bytes}", f"--memory-swap={limits.memory_bytes}"),
-            *(f"--cpuset-cpus={box.processors}", f"--shm-size={boxes.SHM_BYTES}", "--entrypoint="),
-            *(f"--ulimit={kind}={most}:{most}" for kind, most in boxes.process_limits().items()),
-            *(f"--volume={path.absolute()}:{at}" for at, path in box.mounts.items()),
-            *(["--pull=never", box.image] if box.user else unpacked),
+            *(
+                f"--cpuset-cpus={container.processors}",
+                f"--shm-size={backend.SHM_BYTES}",
+                "--entrypoint=",
+            ),
+            *(f"--ulimit={kind}={most}:{most}" for kind, most in backend.process_limits().items()),
+            *(f"--volume={path.absolute()}:{at}" for at, path in container.mounts.items()),
+            *(["--pull=never", container.image] if container.user else unpacked),
             *command,
         ]
         try:
             # its monitor leaves a file `oom` where it was started
-            with boxes.started(words, proc.child_environment(*_PASSED), box.scratch) as running:
+            with backend.started(
+                words, proc.child_environment(*_PASSED), container.scratch
+            ) as running:
                 yield running
         finally:
             # podman's own process is gone, but its container is a child of another

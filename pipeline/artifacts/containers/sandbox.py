@@ -19,8 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
-from pipeline.artifacts.containers import box as boxes
-from pipeline.artifacts.containers.box import Box, Running
+from pipeline.artifacts.containers import backend
+from pipeline.artifacts.containers.backend import Running, StepContainer
 from pipeline.artifacts.containers.start import BARRIERS
 from pipeline.core import proc
 from pipeline.core.errors import GateEnvironment, SandboxUnavailable
@@ -140,7 +140,7 @@ def require_isolation(sandbox: Sandbox) -> None:
 class Namespaces:
     """Runs steps with the kernel alone: own mounts, network, processes and host name."""
 
-    kind: boxes.Kind = "namespaces"
+    kind: backend.Kind = "namespaces"
 
     def __init__(self) -> None:
         sandbox = find_sandbox()
@@ -148,21 +148,21 @@ class Namespaces:
             raise SandboxUnavailable(sandbox.reason or "not allowed here")
 
     @contextmanager
-    def running(self, box: Box, command: Sequence[str]) -> Iterator[Running]:
-        empty = box.scratch / "new-root"
+    def running(self, container: StepContainer, command: Sequence[str]) -> Iterator[Running]:
+        empty = container.scratch / "new-root"
         empty.mkdir(exist_ok=True)
         request = {
             "kind": "namespaces",
             **{"held": [], "read": [], "write": []},
             "root": str(empty.absolute()),
-            "cwd": box.workdir,
-            "system": str(box.root.absolute()),
-            "mounts": [[str(path.absolute()), at] for at, path in box.mounts.items()],
-            "hostname": boxes.HOST_NAME,
-            "memory_bytes": box.limits.memory_bytes,
-            "cpus": box.limits.cpus,
-            **({"user": box.user} if box.user else {}),
+            "cwd": container.workdir,
+            "system": str(container.root.absolute()),
+            "mounts": [[str(path.absolute()), at] for at, path in container.mounts.items()],
+            "hostname": backend.HOST_NAME,
+            "memory_bytes": container.limits.memory_bytes,
+            "cpus": container.limits.cpus,
+            **({"user": container.user} if container.user else {}),
         }
         words = [sys.executable, "-I", "-S", str(START), json.dumps(request), *command]
-        with boxes.started(words, box.env) as running:
+        with backend.started(words, container.env) as running:
             yield running

@@ -36,7 +36,7 @@ _PIECE_BYTES = 1 << 18
 # the specification writes `0-9`, some registries `bytes=0-9`
 _RANGE = re.compile(r"(?:bytes=)?0-(\d{1,18})")
 
-Way = Literal["there", "mounted", "sent"]
+BlobResult = Literal["there", "mounted", "sent"]
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,9 @@ class _Chunk:
             self.gauge.at(at)
 
 
-def push_blob(repository: Repository, blob: LocalBlob, bar: Bar, mount_from: str = "") -> Way:
+def push_blob(
+    repository: Repository, blob: LocalBlob, bar: Bar, mount_from: str = ""
+) -> BlobResult:
     """Brings a missing blob, if possible from another repository of the registry."""
     gauge = Gauge(bar)
     try:

@@ -14,7 +14,7 @@ from typing import Literal
 from pipeline.artifacts.attest.cosign import UNGATED_MEDIA, Content
 from pipeline.artifacts.oci.document import Document, index_json, read_document
 from pipeline.artifacts.registry.repository import Repository
-from pipeline.artifacts.registry.upload import LocalBlob, Way, push_blob
+from pipeline.artifacts.registry.upload import BlobResult, LocalBlob, push_blob
 from pipeline.artifacts.store.store import Store
 from pipeline.core import log
 from pipeline.core.errors import StoreDamaged
@@ -87,7 +87,7 @@ class Published(Frozen):
     gates: list[GateState]
     proved: list[Proof]
     ungated_reason: str | None
-    blobs: dict[Way, int]
+    blobs: dict[BlobResult, int]
     total_bytes: int
     sent_bytes: int
     attached: list[AttachedArtifact]
@@ -130,7 +130,7 @@ def push_with_evidence(store: Store, order: PublishOrder) -> Published:
         total, blobs = sum(b.size_bytes for b in missing), shipment.blobs
         title = f"Sending {len(missing)} of {len(blobs)} blobs, {log.size(total)}, to {repository}"
         with log.step(title), log.progress("sent", total) as bar:
-            ways = repository.client.each(
+            results = repository.client.each(
                 order.jobs,
                 missing,
                 lambda b: push_blob(repository, b, bar, elsewhere.get(b.digest, "")),
@@ -145,8 +145,10 @@ def push_with_evidence(store: Store, order: PublishOrder) -> Published:
         attached = _attach(order)
         known.remember(manifests=[a.digest for a in attached])
         repository.put_document(order.tag, shipment.root)
-    sent_bytes = sum(b.size_bytes for b, way in zip(missing, ways, strict=True) if way == "sent")
-    return _published(order, ways, sent_bytes, time.monotonic() - start, attached)
+    sent_bytes = sum(
+        b.size_bytes for b, result in zip(missing, results, strict=True) if result == "sent"
+    )
+    return _published(order, results, sent_bytes, time.monotonic() - start, attached)
 
 
 def rehearse(order: PublishOrder) -> Published:
@@ -210,14 +212,14 @@ def _attach(order: PublishOrder) -> list[AttachedArtifact]:
 
 def _published(
     order: PublishOrder,
-    ways: Sequence[Way],
+    results: Sequence[BlobResult],
     sent_bytes: int,
     seconds: float,
     attached: Sequence[AttachedArtifact] = (),
 ) -> Published:
     shipment = order.shipment
     is_forced = any(s.state == "not passed" for s in order.gates)
-    known, mounted = len(shipment.blobs) - len(ways), ways.count("mounted")
+    known, mounted = len(shipment.blobs) - len(results), results.count("mounted")
     return Published(
         image=shipment.name,
         reference=f"{order.repository}@{shipment.root.digest}",
@@ -227,7 +229,7 @@ def _published(
         gates=order.gates,
         proved=list(order.proved),
         ungated_reason=order.ungated_reason if is_forced else None,
-        blobs={"there": known, "mounted": mounted, "sent": ways.count("sent")},
+        blobs={"there": known, "mounted": mounted, "sent": results.count("sent")},
         total_bytes=sum(b.size_bytes for b in shipment.blobs),
         sent_bytes=sent_bytes,
         attached=list(attached),

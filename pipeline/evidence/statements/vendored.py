@@ -91,8 +91,8 @@ def vendored_in(store: Store, parts: Sequence[ImagePart]) -> dict[str, Vendored]
                     for package in body.get("packages") or []:
                         refs = package.get("externalRefs") or []
                         urls = [x["referenceLocator"] for x in refs if x["referenceType"] == "purl"]
-                        told = (package.get("name"), package.get("versionInfo"))
-                        named += [(*told, url) for url in urls] or [(*told, None)]
+                        package_id = (package.get("name"), package.get("versionInfo"))
+                        named += [(*package_id, url) for url in urls] or [(*package_id, None)]
                 else:
                     raise RecordInvalid("is neither CycloneDX nor SPDX 2")
             except (RecordInvalid, AttributeError, KeyError, TypeError) as error:

@@ -77,9 +77,9 @@ def open_wheel(path: Path, filename: str) -> Wheel:
 
     if label:
         # PEP 825: a variant says inside what its label stands for; another label is another wheel
-        told = members.get(f"{dist_info}/variant.json")
+        variant = members.get(f"{dist_info}/variant.json")
         try:
-            known = read_json(read_member(told), most_bytes=1 << 20) if told else {}
+            known = read_json(read_member(variant), most_bytes=1 << 20) if variant else {}
             is_known = label in known["variants"]
         except (JsonInvalid, KeyError, TypeError):
             is_known = False

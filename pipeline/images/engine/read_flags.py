@@ -21,7 +21,12 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from pipeline.artifacts.containers.box import Box, StepLimits, Way, run_step
+from pipeline.artifacts.containers.backend import (
+    SandboxBackend,
+    StepContainer,
+    StepLimits,
+    run_step,
+)
 from pipeline.artifacts.containers.docker import default_tag
 from pipeline.artifacts.containers.sandbox import find_sandbox
 from pipeline.artifacts.store.store import Store
@@ -89,11 +94,11 @@ def _engine_tree(plan: ImagePlan) -> TreePlan | None:
     return next(trees, None)
 
 
-def read_flags(store: Store, image: Built, way: Way) -> ParserFlags:
+def read_flags(store: Store, image: Built, backend: SandboxBackend) -> ParserFlags:
     """What the parser of a built image accepts."""
     parser, engines = find_parser(image.plan), ("xllamacpp", "vllm", "sglang")
-    with _sandboxed(store, image) as box:
-        described = _described(way, box, parser)
+    with _sandboxed(store, image) as container:
+        described = _described(backend, container, parser)
     # the version by the lock, for parsers that do not name one
     pins = [pin for pin in image.plan.lock.wheels if pin.name in engines]
     version = pins[0].version if pins else "unknown"
@@ -111,7 +116,7 @@ def read_flags(store: Store, image: Built, way: Way) -> ParserFlags:
 
 
 def read_wheel_flags(
-    store: Store, plan: ImagePlan, wheel: Path, inside: Built, way: Way
+    store: Store, plan: ImagePlan, wheel: Path, inside: Built, backend: SandboxBackend
 ) -> ParserFlags:
     """The same of an engine's own wheel, with what it imports from another image.
 
@@ -125,11 +130,11 @@ def read_wheel_flags(
             f"{wheel}: is not the wheel of {parser.engine} that {plan.spec.name} is locked to",
             "Name the file that the lock names.",
         )
-    with _sandboxed(store, inside) as box:
+    with _sandboxed(store, inside) as container:
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(box.mounts[_HOME] / "wheel")  # noqa: S202 -- a locked zip
-        first = {**box.env, "PYTHONPATH": f"{_HOME}/wheel"}
-        described = _described(way, replace(box, env=first), parser)
+            archive.extractall(container.mounts[_HOME] / "wheel")  # noqa: S202 -- a locked zip
+        first = {**container.env, "PYTHONPATH": f"{_HOME}/wheel"}
+        described = _described(backend, replace(container, env=first), parser)
     if (version := described.get("version")) != pin.version:
         message = f"{inside.name}: the version read is {version!r}, not {pin.version}"
         raise ParserUnreadable(message)
@@ -216,7 +221,7 @@ def as_parser_flags(described: Mapping[str, Any], **about: str) -> ParserFlags:
 
 
 @contextmanager
-def _sandboxed(store: Store, image: Built) -> Iterator[Box]:
+def _sandboxed(store: Store, image: Built) -> Iterator[StepContainer]:
     """A built image as a sandbox, unpacked for as long as the block lasts."""
     own = image.plan.variables
     home = own.get("HOME", "/home/engine")
@@ -230,7 +235,7 @@ def _sandboxed(store: Store, image: Built) -> Iterator[Box]:
         work = scratch / "work"
         work.mkdir()
         shutil.copy(SCRIPT, work / SCRIPT.name)
-        yield Box(
+        yield StepContainer(
             root=root,
             image=default_tag(image.name, image.digest),
             mounts={_HOME: work},
@@ -240,12 +245,12 @@ def _sandboxed(store: Store, image: Built) -> Iterator[Box]:
         )
 
 
-def _described(way: Way, box: Box, parser: Parser) -> dict[str, Any]:
+def _described(backend: SandboxBackend, container: StepContainer, parser: Parser) -> dict[str, Any]:
     lines: list[str] = []
     kind, *rest = parser.arguments
     command = [parser.python, f"{_HOME}/{SCRIPT.name}", kind, f"{_HOME}/{_RESULT}", *rest]
-    code = run_step(way, box, command, lines.append)
-    return _read_result(box.image, code, box.mounts[_HOME] / _RESULT, lines)
+    code = run_step(backend, container, command, lines.append)
+    return _read_result(container.image, code, container.mounts[_HOME] / _RESULT, lines)
 
 
 def _read_result(name: str, code: int, path: Path, lines: Sequence[str]) -> dict[str, Any]:

@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TextIO
 
-from pipeline.artifacts.containers.box import Box, StepLimits, Way, run_step
+from pipeline.artifacts.containers.backend import (
+    SandboxBackend,
+    StepContainer,
+    StepLimits,
+    run_step,
+)
 from pipeline.artifacts.containers.docker import Docker, default_tag
 from pipeline.artifacts.oci.record import FileRow, Kind, LayerRecord, WrittenLayer
 from pipeline.artifacts.store.store import Store, read_own
@@ -89,7 +94,7 @@ class Compiler:
     store: Store
     make_fetcher: Callable[[], Fetcher]
     build_toolchain: Callable[[TreePlan], Built]
-    way: Way
+    backend: SandboxBackend
     jobs: int = 0  # 0: as many as cores and memory allow
     memory_bytes: int = 0  # 0: nearly all there is
     object_cache: str = ""  # the address of objects that other machines share
@@ -97,7 +102,7 @@ class Compiler:
 
 def compile_tree(compiler: Compiler, plan: TreePlan) -> LayerRecord:
     """Returns the layer of a compiled tree, and makes it unless the store has it."""
-    store, way = compiler.store, compiler.way
+    store, backend = compiler.store, compiler.backend
     with store.locked(f"tree-{plan.key.removeprefix('sha256:')}"):
         shares = bool(compiler.object_cache)
         before_layer = store.layer(plan.key)
@@ -118,23 +123,23 @@ def compile_tree(compiler: Compiler, plan: TreePlan) -> LayerRecord:
             shared = (
                 SharedObjects(compiler.object_cache, scratch / "shared", plan) if shares else None
             )
-            box = _box(compiler, plan, toolchain, folders, scratch)
+            container = _container(compiler, plan, toolchain, folders, scratch)
             if shared:
-                shared.bring(box.mounts[OBJECTS])
-            if way.kind == "docker":
+                shared.bring(container.mounts[OBJECTS])
+            if backend.kind == "docker":
                 Docker().load(store, toolchain.name, toolchain.digest)
-            _run_steps(store, way, box, plan)
+            _run_steps(store, backend, container, plan)
             if damaged := object_cache.replaced_objects(store, before):
                 text = log.count(damaged, "kept object was", "kept objects were")
                 log.say(f"  {text} damaged, and compiled again")
             outputs = declared_outputs(plan, folders[BUILD])
-            code = judge_outputs(way, box, plan, outputs)
+            code = judge_outputs(backend, container, plan, outputs)
             written = write_outputs(store, plan, outputs)
             version = ""
             if plan.build.version:
                 # run in the toolchain, where a result for another processor may not start
                 lines: list[str] = []
-                failed = run_step(way, box, plan.build.version, lines.append)
+                failed = run_step(backend, container, plan.build.version, lines.append)
                 version = f"ended with {failed}" if failed else "\n".join(lines[:20])
             tree = CompiledTree(
                 key=plan.key,
@@ -143,7 +148,7 @@ def compile_tree(compiler: Compiler, plan: TreePlan) -> LayerRecord:
                 platform=plan.platform,
                 toolchain=toolchain.digest,
                 layer=written.record.digest,
-                sandbox=way.kind,
+                sandbox=backend.kind,
                 seconds=round(time.monotonic() - start, 1),
                 objects=object_cache.count_objects(folders[TEMPORARY], is_shared=shares),
                 version=version,
@@ -227,9 +232,9 @@ def _bring_source(compiler: Compiler, plan: TreePlan, folder: Path) -> None:
     apply_patches(plan.source, own, folder)
 
 
-def _box(
+def _container(
     compiler: Compiler, plan: TreePlan, toolchain: Built, folders: Mapping[str, Path], scratch: Path
-) -> Box:
+) -> StepContainer:
     build, shares = plan.build, bool(compiler.object_cache)
     kept = object_cache.objects_folder(compiler.store, is_shared=shares)
     kept.mkdir(parents=True, exist_ok=True)
@@ -242,7 +247,7 @@ def _box(
     memory_bytes = compiler.memory_bytes or int(total * 0.95)
     # as many jobs as there are cores, and fewer where memory would not hold them
     by_memory = max(1, int(memory_bytes * 0.95) // (build.job_memory_mb << 20))
-    return Box(
+    return StepContainer(
         root=unpacked_root(compiler.store, toolchain),
         image=default_tag(toolchain.name, toolchain.digest),
         mounts={**folders, OBJECTS: kept},
@@ -277,11 +282,13 @@ def _box(
     )
 
 
-def _run_steps(store: Store, way: Way, box: Box, plan: TreePlan) -> None:
+def _run_steps(
+    store: Store, backend: SandboxBackend, container: StepContainer, plan: TreePlan
+) -> None:
     """Runs the steps, logs their output, and now and then says how far ninja is."""
-    lines, jobs = list[str](), box.limits.cpus
+    lines, jobs = list[str](), container.limits.cpus
     # the toolchain may be for another processor than this machine's
-    if run_step(way, box, ["true"], lines.append):
+    if run_step(backend, container, ["true"], lines.append):
         toolchain = f"{plan.toolchain.spec.name} for {plan.toolchain.platform}"
         raise errors.SandboxUnavailable(
             f"{plan.title}: this machine does not run its toolchain, {toolchain}"
@@ -297,28 +304,30 @@ def _run_steps(store: Store, way: Way, box: Box, plan: TreePlan) -> None:
     ):
         for step in plan.build.steps:
             command = [part.replace("{jobs}", str(jobs)) for part in step.run]
-            _run(way, box, f"{plan.title}: {step.name}", command, out)
+            _run(backend, container, f"{plan.title}: {step.name}", command, out)
 
 
-def _run(way: Way, box: Box, label: str, command: list[str], out: TextIO) -> None:
+def _run(
+    backend: SandboxBackend, container: StepContainer, label: str, command: list[str], out: TextIO
+) -> None:
     shown = list[str]()
-    start = said = time.monotonic()
+    start = printed_at = time.monotonic()
 
     def see(line: str) -> None:
-        nonlocal said
+        nonlocal printed_at
         out.write(line + "\n")
         shown.append(line)
         del shown[:-_SHOWN_LINES]
         now, match = time.monotonic(), _NINJA_LINE.match(line)
         done, total = map(int, match.groups()) if match else (0, 0)
-        if done and now - said >= log.QUIET_LINE_EVERY_S:
-            said = now
+        if done and now - printed_at >= log.QUIET_LINE_EVERY_S:
+            printed_at = now
             rest = log.seconds((now - start) / done * (total - done))
             log.say(f"  {label}: {done} of {total}, {rest} left")
 
     out.write(f"$ {' '.join(command)}\n")
     try:
-        code = run_step(way, box, command, see)
+        code = run_step(backend, container, command, see)
     except errors.StepFailed as error:
         raise errors.StepFailed(f"{label}: {error}; log: {out.name}") from error
     if code:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.artifacts.binary import elf, instructions
 from pipeline.artifacts.binary.modules import broken_promise, read_modules
-from pipeline.artifacts.containers.box import Box, Way, run_step
+from pipeline.artifacts.containers.backend import SandboxBackend, StepContainer, run_step
 from pipeline.core import log
 from pipeline.core.errors import OutputWrong
 from pipeline.core.model import Frozen
@@ -38,7 +38,9 @@ def declared_outputs(plan: TreePlan, build: Path) -> dict[str, Path]:
     return files
 
 
-def judge_outputs(way: Way, box: Box, plan: TreePlan, files: Mapping[str, Path]) -> MachineCode:
+def judge_outputs(
+    backend: SandboxBackend, container: StepContainer, plan: TreePlan, files: Mapping[str, Path]
+) -> MachineCode:
     """Reads the outputs; raises an error for the first that breaks a promise of the build."""
     promised, counts, objects = plan.build.architectures, Counter[str](), list[str]()
     with log.step(f"Judging {log.count(len(files), 'output')} of {plan.title}"):
@@ -75,7 +77,9 @@ def judge_outputs(way: Way, box: Box, plan: TreePlan, files: Mapping[str, Path])
             reader.see(line)
             last[0] = line
 
-        code = run_step(way, box, [*instructions.disassembler(plan.platform), *objects], see)
+        code = run_step(
+            backend, container, [*instructions.disassembler(plan.platform), *objects], see
+        )
         if code or len(reader.files) != len(objects) or not reader.instructions:
             shown = last[0].strip()[:200]
             raise OutputWrong(f"{plan.title}: cannot be disassembled, {code}: {shown}")

@@ -16,7 +16,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pipeline import __version__
-from pipeline.artifacts.containers.box import Box, StepLimits, Way, run_step
+from pipeline.artifacts.containers.backend import (
+    SandboxBackend,
+    StepContainer,
+    StepLimits,
+    run_step,
+)
 from pipeline.artifacts.containers.container_engine import find_engine
 from pipeline.artifacts.containers.facts import require_same
 from pipeline.artifacts.oci.config import ImageConfig, read_image_config
@@ -57,7 +62,11 @@ _WRITE_AND_ENTER = 0o3  # to make files in a folder a user must be able to write
 
 
 def prove_start(
-    store: Store, image: Built, way: Way, flags: ParserFlags | None, flags_file: Path | None = None
+    store: Store,
+    image: Built,
+    backend: SandboxBackend,
+    flags: ParserFlags | None,
+    flags_file: Path | None = None,
 ) -> ImageRun:
     """Gives a verdict on each thing that an image needs when it starts."""
     # what runs its programs: empty for this processor, else an emulator; none where neither can
@@ -78,7 +87,7 @@ def prove_start(
         )
         tests = [RunTest(name="processor", verdict="unknown", message=message)]
     else:
-        tests = _run_checks(store, image, way, config, wanted, is_emulated=bool(emulator))
+        tests = _run_checks(store, image, backend, config, wanted, is_emulated=bool(emulator))
     inputs = {}
     if wanted.parser and wanted.parser.file and flags_file:
         inputs[wanted.parser.file] = sha256_of_file(flags_file)
@@ -88,7 +97,7 @@ def prove_start(
         kind="start",
         inputs=inputs,
         machine={
-            "sandbox": way.kind,
+            "sandbox": backend.kind,
             "processor": platform.machine(),
             "emulator": emulator or "none",
         },
@@ -97,11 +106,11 @@ def prove_start(
     )
 
 
-def require_libraries(store: Store, image: Built, way: Way) -> None:
+def require_libraries(store: Store, image: Built, backend: SandboxBackend) -> None:
     """Every library that a file of the image asks for is in it, or the driver's."""
     config = read_image_config(store.read_blob(image.record.config))
     wanted = wanted_of(image.plan, config, None).model_copy(update={"checks": ["libraries"]})
-    tests = _run_checks(store, image, way, config, wanted, is_emulated=False)
+    tests = _run_checks(store, image, backend, config, wanted, is_emulated=False)
     for test in (test for test in tests if test.verdict in ("failed", "unknown")):
         message = f"{image.name} for {image.platform}: {test.name}: {test.message}"
         if test.verdict == "unknown":
@@ -112,7 +121,7 @@ def require_libraries(store: Store, image: Built, way: Way) -> None:
 def _run_checks(
     store: Store,
     image: Built,
-    way: Way,
+    backend: SandboxBackend,
     config: ImageConfig,
     wanted: StartExpectations,
     *,
@@ -135,14 +144,17 @@ def _run_checks(
         results.append((check, test))
         log.say(f"  {test.verdict:8} {test.name}: {test.message[:120]}")
 
-    with store.scratch() as scratch, _box(store, image, way, config, scratch) as box:
-        if box.user is None:
+    with (
+        store.scratch() as scratch,
+        _container(store, image, backend, config, scratch) as container,
+    ):
+        if container.user is None:
             message = f"the config names {config.runs.user}, whom /etc/passwd does not know"
             return [RunTest(name="user", verdict="failed", message=message)]
-        judged = judge_owners(owners, wanted.folders, *box.user)
-        if way.kind == "namespaces" and os.geteuid() == 0:
-            give_owners(box.root, owners)
-        folder = box.mounts[_PLACE]
+        judged = judge_owners(owners, wanted.folders, *container.user)
+        if backend.kind == "namespaces" and os.geteuid() == 0:
+            give_owners(container.root, owners)
+        folder = container.mounts[_PLACE]
         for script in _SCRIPTS:
             shutil.copy(script, folder / script.name)
         (folder / "wanted.json").write_text(wanted.model_dump_json(), encoding="utf-8")
@@ -150,17 +162,19 @@ def _run_checks(
         folder.chmod(0o755)
         for path in folder.iterdir():
             path.chmod(0o644)
-        if is_emulated and way.kind == "namespaces":
-            made = compile_bytecode(box.root, box.scratch / "bytecode")
+        if is_emulated and backend.kind == "namespaces":
+            made = compile_bytecode(container.root, container.scratch / "bytecode")
             if made:
-                env = {**box.env, BYTECODE_VARIABLE: _BYTECODE}
-                box = replace(box, mounts={**box.mounts, _BYTECODE: made}, env=env)
+                env = {**container.env, BYTECODE_VARIABLE: _BYTECODE}
+                container = replace(
+                    container, mounts={**container.mounts, _BYTECODE: made}, env=env
+                )
         parser = engine_of(image.plan)
         python = parser.python if parser else "/usr/bin/python3"
         command = [python, f"{_PLACE}/check.py", f"{_PLACE}/wanted.json"]
         with log.step(f"Starting {image.name} without a GPU"):
             try:
-                ending = f"exit code {run_step(way, box, command, on_line)}"
+                ending = f"exit code {run_step(backend, container, command, on_line)}"
             except StepFailed as error:
                 ending = str(error)
     reached = {check for check, _ in results}
@@ -174,7 +188,9 @@ def _run_checks(
 
 
 @contextmanager
-def _box(store: Store, image: Built, way: Way, config: ImageConfig, scratch: Path) -> Iterator[Box]:
+def _container(
+    store: Store, image: Built, backend: SandboxBackend, config: ImageConfig, scratch: Path
+) -> Iterator[StepContainer]:
     """Makes the image a container as it would be served, with a folder for the scripts.
 
     Namespaces run its unpacked files, container engines the image that they loaded.
@@ -183,10 +199,10 @@ def _box(store: Store, image: Built, way: Way, config: ImageConfig, scratch: Pat
     scripts.mkdir()
     root, reference = None, ""
     with ExitStack() as stack:
-        if way.kind == "namespaces":
+        if backend.kind == "namespaces":
             root = stack.enter_context(unpacked(store, image))
         else:
-            engine = stack.enter_context(closing(find_engine(way.kind)))
+            engine = stack.enter_context(closing(find_engine(backend.kind)))
             loaded = engine.image(image.record.config) or engine.image(image.digest)
             if loaded is None:
                 engine.load(store, image.name, image.digest)
@@ -209,7 +225,7 @@ def _box(store: Store, image: Built, way: Way, config: ImageConfig, scratch: Pat
             homes = {uid: home for uid, _, home in accounts.values()}
             gid = int(second) if second.isdigit() else 0
             user = (int(first), gid, homes.get(int(first), "/"))
-        yield Box(
+        yield StepContainer(
             root=root or scratch,
             image=reference,
             mounts={_PLACE: scripts},

@@ -115,11 +115,11 @@ def quality_lines(path: Path) -> list[QualityLine]:
     about = {"model": result.model, "digest": sha256_of(data)}
     lines = []
     for part in result.parts:
-        told = {**about, "part": part.name, "verdict": part.verdict}
-        lines.append(QualityLine(**told, what="verdict", value=part.message, bar="–"))
+        common = {**about, "part": part.name, "verdict": part.verdict}
+        lines.append(QualityLine(**common, what="verdict", value=part.message, bar="–"))
         for number in part.numbers:
             shown = {"what": number.name, "value": number.text(), "bar": number.bar_text()}
-            lines.append(QualityLine(**told, **shown, vendor=number.vendor))
+            lines.append(QualityLine(**common, **shown, vendor=number.vendor))
     return lines
 
 

@@ -40,33 +40,33 @@ class CallResult(NamedTuple):
     @classmethod
     def judged(cls, case: ToolCase, answer: ChatAnswer) -> CallResult:
         """Whether every call of an answer fits the schema of its tool."""
-        told = (case.name, answer.is_stream)
+        question = (case.name, answer.is_stream)
         if not answer.calls:
             # a request of a stranger need not lead to a call
             must = case.wanted or case.choice == "required"
             message = f"no call; content {answer.text[:80]!r}"
-            return cls(*told, "no call" if must else "not judged", message)
+            return cls(*question, "no call" if must else "not judged", message)
         exact: list[bool] = []
         for call in answer.calls:
             schema = case.parameters(call.name)
             if schema is None:
-                return cls(*told, "broken", f"there is no tool {call.name[:80]!r}")
+                return cls(*question, "broken", f"there is no tool {call.name[:80]!r}")
             try:
                 data = call.arguments.encode(errors="surrogatepass")
                 arguments = read_json(data, most_bytes=_MOST_ARGUMENTS, any_int=True)
                 fault = schema_fault(schema, arguments)
             except JsonInvalid as error:
-                return cls(*told, "broken", f"the arguments: {error}: {call.arguments[:80]!r}")
+                return cls(*question, "broken", f"the arguments: {error}: {call.arguments[:80]!r}")
             except SchemaUnknown as error:
-                return cls(*told, "not judged", str(error))
+                return cls(*question, "not judged", str(error))
             if fault or not isinstance(arguments, dict):
-                return cls(*told, "broken", f"{call.name}: {fault or 'no object'}")
+                return cls(*question, "broken", f"{call.name}: {fault or 'no object'}")
             if case.wanted:
                 name, wanted = case.wanted
                 exact.append(call.name == name and same_json(arguments, wanted))
         if answer.finish != "tool_calls":
-            return cls(*told, "broken", f"a call, and finish_reason is {answer.finish!r}")
-        return cls(*told, "valid", is_exact=exact == [True] if exact else None)
+            return cls(*question, "broken", f"a call, and finish_reason is {answer.finish!r}")
+        return cls(*question, "valid", is_exact=exact == [True] if exact else None)
 
 
 class VendorBar(Frozen):
@@ -123,13 +123,13 @@ def schema_part(results: Sequence[CallResult], least: float, model: str) -> Qual
     """The verdict on all results: the whole and the streamed ones are judged apart."""
     numbers: list[QualityNumber] = []
     verdicts: list[TestVerdict] = []
-    told = {"unit": "share", "bar": least, "vendor": vendor_bar(model)}
+    common = {"unit": "share", "bar": least, "vendor": vendor_bar(model)}
     for name, is_stream in (("valid, whole", False), ("valid, streamed", True)):
         asked = [r for r in results if r.is_stream == is_stream and r.outcome != "not judged"]
         if asked:
             share = wilson(sum(r.outcome == "valid" for r in asked), len(asked))
             verdicts.append(share.at_least(least))
-            about = {**told, "name": name, "estimate": share}
+            about = {**common, "name": name, "estimate": share}
             numbers.append(QualityNumber.model_validate(about))
     if known := [r for r in results if r.is_exact is not None]:
         share = wilson(sum(bool(r.is_exact) for r in known), len(known))

@@ -64,8 +64,8 @@ def start_phases(log: Path) -> dict[str, float]:
             found = _RANK.search(line)
             rank = (found[1] or found[2]) if found else ""
             for name, pattern in _PATTERNS:
-                if said := pattern.search(line):
-                    spent[name, rank] += float(said[1])
+                if found := pattern.search(line):
+                    spent[name, rank] += float(found[1])
             if moment := _TUNING.search(line):
                 try:
                     at = datetime.fromisoformat(moment[1].replace(",", "."))

@@ -92,10 +92,10 @@ class RemoteSite(Site):
 
     def clock_s(self) -> Known[float]:
         begun = time.time()
-        said = self.tunnel.read(["date", "+%s.%N"])
+        answer = self.tunnel.read(["date", "+%s.%N"])
         # halfway through the question, as nobody knows better
         middle = (begun + time.time()) / 2
-        return then(said.out, lambda out: float(out) - middle)
+        return then(answer.out, lambda out: float(out) - middle)
 
     def captured(self) -> Known[Capture]:
         """The same by the code that captures this machine, as the login's user."""

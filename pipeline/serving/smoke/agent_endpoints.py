@@ -41,8 +41,8 @@ async def ask_messages(
     is_stream = bool(body.get("stream"))
     value: Any
     if is_stream:
-        told = {"has_done": False, "optional": True, "has_names": True}
-        _, events = await client.stream(path, body, **told)
+        expected = {"has_done": False, "optional": True, "has_names": True}
+        _, events = await client.stream(path, body, **expected)
         value = _joined_message([v for _, v in events if isinstance(v, dict)])
     else:
         _, value = await client.post(path, body, optional=True)

@@ -186,8 +186,8 @@ async def ask_choices(
         part = (choice.delta if is_stream else choice.message) or _Message()
         if not is_stream and (choice.index or 0) in texts:
             raise Unsound(f"two choices have the index {choice.index}")
-        said = texts.get(choice.index or 0, "")
-        texts[choice.index or 0] = said + part.thought + (part.content or "")
+        before = texts.get(choice.index or 0, "")
+        texts[choice.index or 0] = before + part.thought + (part.content or "")
     return texts
 
 

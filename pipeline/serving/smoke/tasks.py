@@ -287,8 +287,8 @@ def records(count: int, seed: int, head: str = "") -> Haystack:
 
 def known_number() -> tuple[SmokeQuestion, str]:
     """A question, and the sentence that says its answer, for an instruction to hold."""
-    _, (told, asked), want = CONVERSATIONS[-1]
-    return SmokeQuestion(asked["content"], want), told["content"]
+    _, (statement, asked), want = CONVERSATIONS[-1]
+    return SmokeQuestion(asked["content"], want), statement["content"]
 
 
 def agent_turns(sentences: int) -> list[tuple[str, SmokeQuestion]]:

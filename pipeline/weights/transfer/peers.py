@@ -216,7 +216,7 @@ class PeerGroup:
 
     def wait(self) -> None:
         """Hand on what is here until no peer needs it any more; Ctrl-C ends it early."""
-        begun_s, is_said = time.monotonic(), False
+        begun_s, is_printed = time.monotonic(), False
         while (now := time.monotonic()) - begun_s < _LONGEST_WAIT_S:
             waiting = [
                 p
@@ -226,11 +226,11 @@ class PeerGroup:
             # they know that this host is done only after they asked
             if not waiting and now - begun_s > 2 * ASK_S:
                 return
-            if waiting and not is_said:
+            if waiting and not is_printed:
                 log.say(
                     f"  serving {log.count(len(waiting), 'host')} still at work; Ctrl-C ends it"
                 )
-                is_said = True
+                is_printed = True
             self._over.wait(ASK_S)
 
 

@@ -1,4 +1,4 @@
-"""One small source, compiled in each way of making a box: the same bytes, the same limits."""
+"""One small source, compiled in each backend: the same bytes, the same limits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts.containers.box import KINDS, Kind, Way
-from pipeline.artifacts.containers.container_engine import find_way
+from pipeline.artifacts.containers.backend import KINDS, Kind, SandboxBackend
+from pipeline.artifacts.containers.container_engine import find_backend
 from pipeline.core.errors import SandboxUnavailable, StepFailed
 from tests.testbed.dockerd import docker_daemon
 from tests.testbed.tiny_source import Bench, toolchain_deb
@@ -50,15 +50,17 @@ def docker_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(params=KINDS)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
-    return _way(request.param, request, monkeypatch)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SandboxBackend:
+    return _backend(request.param, request, monkeypatch)
 
 
-def _way(kind: Kind, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
+def _backend(
+    kind: Kind, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> SandboxBackend:
     if kind == "docker":
         monkeypatch.setenv("DOCKER_HOST", request.getfixturevalue("docker_socket"))
     try:
-        return find_way(kind)
+        return find_backend(kind)
     except SandboxUnavailable as error:
         pytest.skip(f"This machine cannot: {error}")
 
@@ -84,10 +86,10 @@ def test_every_way_shows_a_step_the_same_and_gives_the_same_layer(
     layers: dict[str, str] = {}
     for kind in KINDS:
         try:
-            way = _way(kind, request, monkeypatch)
+            backend = _backend(kind, request, monkeypatch)
         except pytest.skip.Exception:
             continue
-        record = made.compile(way, jobs=1)
+        record = made.compile(backend, jobs=1)
         seen[kind], layers[kind] = made.output(record, "facts").decode(), record.digest
         assert made.tree().sandbox == kind
         for name in ("layers", "trees", "objects"):
@@ -105,32 +107,32 @@ def test_every_way_shows_a_step_the_same_and_gives_the_same_layer(
 
 
 def test_a_step_that_hangs_is_ended_and_nothing_of_it_stays(
-    way: Way, bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+    backend: SandboxBackend, bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = bench("echo begun; sleep 600 & sleep 600")
     monkeypatch.setattr("pipeline.images.source.compiled.MINUTE_S", 0.02)
     with pytest.raises(StepFailed, match="printed nothing for"):
-        made.compile(way)
+        made.compile(backend)
     assert made.left() == []
 
 
 def test_a_step_without_end_is_ended_though_it_prints(
-    way: Way, bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+    backend: SandboxBackend, bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = bench("while true; do echo more; sleep 0.2; done")
     monkeypatch.setattr("pipeline.images.source.compiled.SHORTEST_LIMIT_S", 2.0)
     monkeypatch.setattr("pipeline.images.source.compiled.SLOWEST_MACHINE", 0.001)
     with pytest.raises(StepFailed, match="took longer than 2"):
-        made.compile(way)
+        made.compile(backend)
     assert made.left() == []
 
 
 def test_a_step_that_wants_all_memory_is_refused_it(
-    way: Way, bench: Callable[[str], Bench]
+    backend: SandboxBackend, bench: Callable[[str], Bench]
 ) -> None:
     made = bench("dd if=/dev/zero of=/dev/null bs=1G count=1; echo got it > facts")
     with pytest.raises(StepFailed, match=r"memory|killed"):
-        made.compile(way, memory_bytes=200 << 20)
+        made.compile(backend, memory_bytes=200 << 20)
     assert made.left() == []
 
 

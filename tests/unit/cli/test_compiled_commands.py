@@ -13,25 +13,25 @@ from typing import Any
 import pytest
 
 from pipeline.app.images import plans_of
-from pipeline.artifacts.containers.box import Box, Running
+from pipeline.artifacts.containers.backend import Running, StepContainer
 from pipeline.artifacts.store.store import default_root
 from pipeline.images.spec.checkout import Checkout
-from tests.compiled import HELLO, CopyingWay, compiled_checkout, source_spec
+from tests.compiled import HELLO, CopyingBackend, compiled_checkout, source_spec
 from tests.unit.support import AMD64, Command, Ended
 
 WHY = "it notes the moment at which it was made"
 
 
 @dataclass
-class SeeingWay(CopyingWay):
+class SeeingBackend(CopyingBackend):
     """Notes what lies in the folder of objects when it compiles."""
 
     objects: frozenset[str] = frozenset()
 
     @contextmanager
-    def running(self, box: Box, command: Sequence[str]) -> Iterator[Running]:
-        self.objects |= {path.name for path in box.mounts["/objects"].iterdir()}
-        with super().running(box, command) as running:
+    def running(self, container: StepContainer, command: Sequence[str]) -> Iterator[Running]:
+        self.objects |= {path.name for path in container.mounts["/objects"].iterdir()}
+        with super().running(container, command) as running:
             yield running
 
 
@@ -39,11 +39,11 @@ class Desk:
     """A checkout, its mirror and the command."""
 
     def __init__(self, place: Path, sm120: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.place, self._sm120, self.way = place, sm120, SeeingWay()
+        self.place, self._sm120, self.backend = place, sm120, SeeingBackend()
         builds = source_spec()["builds"]
         builds = {name: {**x, "may_differ": {"notes": WHY}} for name, x in builds.items()}
         self.checkout = compiled_checkout(place, builds=builds)
-        monkeypatch.setattr("pipeline.app.sources.find_way", lambda _: self.way)
+        monkeypatch.setattr("pipeline.app.sources.find_backend", lambda _: self.backend)
         monkeypatch.setattr("pipeline.images.source.toolchain.machine", lambda: "x86_64")
 
     def __call__(self, *words: str) -> Ended:
@@ -140,7 +140,7 @@ def test_kept_objects_prove_nothing_that_could_be_attested(desk: Desk) -> None:
 
 def test_a_rebuild_with_declared_differences_is_equivalent(desk: Desk) -> None:
     digest = desk.build()
-    desk.way.make = lambda source: (
+    desk.backend.make = lambda source: (
         {"hello": b"program of " + (source / "main.c").read_bytes()} | {"notes": b"later"}
     )
     done = desk.offline("image", "rebuild", "engine")
@@ -155,7 +155,7 @@ def test_a_rebuild_with_declared_differences_is_equivalent(desk: Desk) -> None:
 
 def test_a_rebuild_with_other_differences_fails(desk: Desk) -> None:
     desk.build()
-    desk.way.make = lambda _: {"hello": b"program of another", "notes": b"later"}
+    desk.backend.make = lambda _: {"hello": b"program of another", "notes": b"later"}
     ended = desk.offline("image", "rebuild", "engine")
     assert ended.error == "NotReproducible"
     assert f"engine for {AMD64}: " in ended.err
@@ -166,11 +166,11 @@ def test_a_rebuild_takes_kept_objects_only_when_asked(desk: Desk) -> None:
     desk.build()
     objects = default_root() / "objects"
     (objects / "from-before").write_bytes(b"x")
-    desk.way.objects = frozenset()
+    desk.backend.objects = frozenset()
     assert desk.offline("image", "rebuild", "engine").code == 0
-    assert "from-before" not in desk.way.objects
+    assert "from-before" not in desk.backend.objects
     assert desk.offline("image", "rebuild", "engine", "--keep-objects").code == 0
-    assert "from-before" in desk.way.objects
+    assert "from-before" in desk.backend.objects
     assert (objects / "from-before").exists()
 
 

@@ -30,7 +30,7 @@ def ends_with(monkeypatch: pytest.MonkeyPatch, verdict: TestVerdict) -> None:
         return a_start(verdict, "libfoo.so.1 is missing from the image")
 
     monkeypatch.setattr(start, "prove_start", prove_start)
-    monkeypatch.setattr(start, "find_way", lambda wanted: None)
+    monkeypatch.setattr(start, "find_backend", lambda wanted: None)
 
 
 def test_an_image_that_starts_says_so_and_keeps_the_statement(

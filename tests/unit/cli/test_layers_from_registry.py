@@ -46,13 +46,13 @@ class Site(Desk):
         super().__init__(place, sm120, monkeypatch)
         self.tiny, self.compiled = tiny, 0
         self._published: tuple[Any, Any] | None = None
-        make = self.way.make
+        make = self.backend.make
 
         def counted(source: Path) -> dict[str, bytes]:
             self.compiled += 1
             return make(source)
 
-        self.way.make = counted
+        self.backend.make = counted
 
     def reset(self) -> None:
         """The registry as it was after publishing."""

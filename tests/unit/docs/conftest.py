@@ -84,7 +84,7 @@ def compiler(sm120: Command, door: Door, monkeypatch: pytest.MonkeyPatch, tmp_pa
     """A machine that compiled a small source, with a key that signs, and a registry."""
     sm120.cwd = compiled_checkout(tmp_path).root
     monkeypatch.setenv("SM120_MIRRORS", str(tmp_path / "mirror"))
-    monkeypatch.setattr("pipeline.app.sources.find_way", lambda _: COPYING)
+    monkeypatch.setattr("pipeline.app.sources.find_backend", lambda _: COPYING)
     monkeypatch.setattr("pipeline.images.source.toolchain.machine", lambda: "x86_64")
     monkeypatch.setattr("pipeline.app.sources.host_platform", lambda: makers.AMD64)
     for name in ("tools", "engine"):

@@ -13,7 +13,7 @@ from pipeline.artifacts.oci.reference import parse_reference
 from pipeline.artifacts.registry.access import Access
 from pipeline.artifacts.registry.client import RegistryClient
 from pipeline.artifacts.registry.repository import Repository
-from pipeline.artifacts.registry.upload import LocalBlob, Way, push_blob
+from pipeline.artifacts.registry.upload import BlobResult, LocalBlob, push_blob
 from pipeline.core.log import NoBar
 from tests.testbed.oci_door import Door
 from tests.testbed.tiny_registry import TinyRegistry, digest_of
@@ -43,7 +43,7 @@ def blob_of(data: bytes) -> LocalBlob:
     return LocalBlob(digest_of(data), len(data), data=data)
 
 
-def push(repository: Repository, data: bytes, mount_from: str = "") -> Way:
+def push(repository: Repository, data: bytes, mount_from: str = "") -> BlobResult:
     return push_blob(repository, blob_of(data), NoBar(), mount_from)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.artifacts.containers.box import Box, Kind, Running, StepLimits
+from pipeline.artifacts.containers.backend import Kind, Running, StepContainer, StepLimits
 from pipeline.core.errors import ParserUnreadable, SpecInvalid
 from pipeline.images.assemble.plan import plan_image
 from pipeline.images.engine import read_flags
@@ -59,8 +59,8 @@ class Written:
         self.result, self.code = result, code
 
     @contextmanager
-    def running(self, box: Box, command: Sequence[str]) -> Iterator[Running]:
-        place = box.mounts["/build"] / Path(command[3]).name
+    def running(self, container: StepContainer, command: Sequence[str]) -> Iterator[Running]:
+        place = container.mounts["/build"] / Path(command[3]).name
         if self.result is not None:
             place.write_bytes(self.result)
         read, write = os.pipe()
@@ -74,8 +74,8 @@ class Written:
 
 def described(tmp_path: Path, result: bytes | None, code: int = 0) -> dict[str, Any]:
     limits = StepLimits(cpus=1, memory_bytes=1 << 30, silent_s=10)
-    box = Box(tmp_path, "engine:1", {"/build": tmp_path}, {}, limits, tmp_path)
-    return read_flags._described(Written(result, code), box, PARSER)
+    container = StepContainer(tmp_path, "engine:1", {"/build": tmp_path}, {}, limits, tmp_path)
+    return read_flags._described(Written(result, code), container, PARSER)
 
 
 def test_what_the_script_wrote_is_read(tmp_path: Path) -> None:

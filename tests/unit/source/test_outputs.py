@@ -15,7 +15,7 @@ from pipeline.images.source.compiled import compile_tree, read_tree
 from pipeline.images.source.outputs import declared_outputs
 from pipeline.images.spec.image import CompiledSpec
 from pipeline.images.spec.source import OutputSpec
-from tests.compiled import CopyingWay, compiled_checkout, compiler_in, source_spec
+from tests.compiled import CopyingBackend, compiled_checkout, compiler_in, source_spec
 from tests.makers import AMD64
 from tests.unit.binary.arch_files import DATA
 
@@ -31,14 +31,14 @@ def listing(code: Sequence[str], *files: str) -> str:
     return "".join(f"\n{name}:     file format elf64-x86-64\n\n{''.join(rows)}" for name in files)
 
 
-def made(place: Path, way: CopyingWay, **build: Any) -> tuple[Store, TreePlan]:
-    """Compile the small source with a box that leaves certain files."""
+def made(place: Path, backend: CopyingBackend, **build: Any) -> tuple[Store, TreePlan]:
+    """Compile the small source with a backend that leaves certain files."""
     spec = source_spec()
     spec["builds"]["plain"].update(build)
     checkout, store = compiled_checkout(place, **spec), open_store(place / "store")
     plan = plan_tree(checkout, CompiledSpec(source="hello", build="plain"), AMD64)
     try:
-        compile_tree(compiler_in(checkout, store, place / "mirror", way), plan)
+        compile_tree(compiler_in(checkout, store, place / "mirror", backend), plan)
     except OutputWrong:
         assert store.layer(plan.key) is None, "what is wrong must not be kept"
         with pytest.raises(Exception, match="is not compiled"):
@@ -47,29 +47,29 @@ def made(place: Path, way: CopyingWay, **build: Any) -> tuple[Store, TreePlan]:
     return store, plan
 
 
-def way_of(program: bytes, *code: str, **changes: Any) -> CopyingWay:
+def backend_of(program: bytes, *code: str, **changes: Any) -> CopyingBackend:
     files = {"hello": program, "notes": b"some notes\n"}
-    return CopyingWay(lambda _: files, shown=listing(code or [SSE], "hello"), **changes)
+    return CopyingBackend(lambda _: files, shown=listing(code or [SSE], "hello"), **changes)
 
 
 def test_what_a_tree_holds_is_remembered(tmp_path: Path) -> None:
-    way = way_of(HOPPER, SSE, AVX2, AVX2, LZCNT)
+    backend = backend_of(HOPPER, SSE, AVX2, AVX2, LZCNT)
     allowed = {"architectures": ["sm_90a"], "cpu": ["avx", "avx2"], "cpu_checked": {"abm": REASON}}
-    store, plan = made(tmp_path, way, **allowed)
+    store, plan = made(tmp_path, backend, **allowed)
     code = read_tree(store, plan).code
     assert list(code.gpu) == ["sm_90a"]
     assert code.cpu == {"abm": 1, "avx2": 2}
-    assert [command[-1] for command in way.asked] == ["hello"], "notes are no object"
+    assert [command[-1] for command in backend.asked] == ["hello"], "notes are no object"
 
 
 def test_a_program_of_every_processor_without_gpu_code_promises_nothing(tmp_path: Path) -> None:
-    store, plan = made(tmp_path, way_of(PLAIN))
+    store, plan = made(tmp_path, backend_of(PLAIN))
     assert read_tree(store, plan).code.model_dump() == {"gpu": {}, "cpu": {}}
 
 
 def test_what_needs_a_check_at_run_time_does_not_change_the_tree(tmp_path: Path) -> None:
-    _, one = made(tmp_path / "1", way_of(PLAIN))
-    _, two = made(tmp_path / "2", way_of(PLAIN), cpu_checked={"abm": REASON})
+    _, one = made(tmp_path / "1", backend_of(PLAIN))
+    _, two = made(tmp_path / "2", backend_of(PLAIN), cpu_checked={"abm": REASON})
     assert one.key == two.key
 
 
@@ -88,7 +88,7 @@ def test_other_gpu_code_than_promised_is_not_kept(
     tmp_path: Path, architectures: list[str], program: bytes, message: str
 ) -> None:
     with pytest.raises(OutputWrong, match=message):
-        made(tmp_path, way_of(program), architectures=architectures)
+        made(tmp_path, backend_of(program), architectures=architectures)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_other_instructions_than_promised_are_not_kept(
     tmp_path: Path, cpu: list[str], code: list[str], message: str
 ) -> None:
     with pytest.raises(OutputWrong, match=message):
-        made(tmp_path, way_of(PLAIN, *code), cpu=cpu)
+        made(tmp_path, backend_of(PLAIN, *code), cpu=cpu)
 
 
 @pytest.mark.parametrize(
@@ -122,11 +122,11 @@ def test_other_instructions_than_promised_are_not_kept(
 def test_a_disassembler_that_says_nothing_proves_nothing(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    way = way_of(PLAIN)
+    backend = backend_of(PLAIN)
     for name, value in changes.items():
-        setattr(way, name, value)
+        setattr(backend, name, value)
     with pytest.raises(OutputWrong, match="cannot be disassembled"):
-        made(tmp_path, way)
+        made(tmp_path, backend)
 
 
 def with_machine(number: int) -> bytes:
@@ -147,15 +147,15 @@ def test_a_file_for_another_processor_or_none_at_all_is_not_kept(
     tmp_path: Path, program: bytes, message: str
 ) -> None:
     with pytest.raises(OutputWrong, match=message):
-        made(tmp_path, way_of(program))
+        made(tmp_path, backend_of(program))
 
 
 def test_a_missing_output_stops_before_anything_is_judged(tmp_path: Path) -> None:
-    way = way_of(PLAIN)
-    way.make = lambda _: {"hello": PLAIN}
+    backend = backend_of(PLAIN)
+    backend.make = lambda _: {"hello": PLAIN}
     with pytest.raises(OutputWrong, match="left no file notes"):
-        made(tmp_path, way)
-    assert not way.asked
+        made(tmp_path, backend)
+    assert not backend.asked
 
 
 def test_an_output_below_a_link_is_no_output(tmp_path: Path) -> None:

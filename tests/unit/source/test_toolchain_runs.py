@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.artifacts.containers.box import Box, Way
+from pipeline.artifacts.containers.backend import SandboxBackend, StepContainer
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import SandboxUnavailable
 from pipeline.images.assemble.plan import plan_tree
@@ -23,15 +23,17 @@ PLAN = plan_tree(SHIPPED, CompiledSpec(source="ik-llama", build="cpu-arm64"), "l
 def tried(monkeypatch: pytest.MonkeyPatch, root: Path, code: int, *lines: str) -> list[list[str]]:
     asked: list[list[str]] = []
 
-    def run(way: Any, box: Any, command: list[str], on_line: Any) -> int:
+    def run(backend: Any, container: Any, command: list[str], on_line: Any) -> int:
         asked.append(command)
         for line in lines:
             on_line(line)
         return code
 
     monkeypatch.setattr(compiled, "run_step", run)
-    box = cast(Box, SimpleNamespace(limits=SimpleNamespace(cpus=1)))
-    compiled._run_steps(Store(root), cast(Way, SimpleNamespace(kind="namespaces")), box, PLAN)
+    container = cast(StepContainer, SimpleNamespace(limits=SimpleNamespace(cpus=1)))
+    compiled._run_steps(
+        Store(root), cast(SandboxBackend, SimpleNamespace(kind="namespaces")), container, PLAN
+    )
     return asked
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.artifacts.containers.box import Box, Kind, Running
+from pipeline.artifacts.containers.backend import Kind, Running, StepContainer
 from pipeline.artifacts.oci.config import ImageConfig, read_image_config
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import StepFailed
@@ -24,10 +24,10 @@ from pipeline.images.start_test.prove import prove_start
 from tests.makers import build_in, make_deb, root_image
 from tests.testbed.deb_file import Item
 
-Script = Callable[[Box], tuple[list[str], int]]
+Script = Callable[[StepContainer], tuple[list[str], int]]
 
 
-class FakeWay:
+class FakeBackend:
     """Prints lines in place of running anything."""
 
     kind: Kind = "namespaces"
@@ -36,8 +36,8 @@ class FakeWay:
         self._script = script
 
     @contextmanager
-    def running(self, box: Box, command: Sequence[str]) -> Iterator[Running]:
-        lines, code = self._script(box)
+    def running(self, container: StepContainer, command: Sequence[str]) -> Iterator[Running]:
+        lines, code = self._script(container)
         reader, writer = os.pipe()
         os.write(writer, "".join(f"{line}\n" for line in lines).encode())
         os.close(writer)
@@ -74,14 +74,14 @@ def line(check: str, verdict: str, **more: Any) -> str:
     return MARK + json.dumps(row)
 
 
-def every(box: Box, verdict: str = "passed") -> list[str]:
-    wanted = json.loads((box.mounts["/sm120-start"] / "wanted.json").read_text())
+def every(container: StepContainer, verdict: str = "passed") -> list[str]:
+    wanted = json.loads((container.mounts["/sm120-start"] / "wanted.json").read_text())
     return [line(check, verdict) for check in wanted["checks"]]
 
 
 def proved(world: tuple[Store, Built], script: Script) -> ImageRun:
     store, built = world
-    return prove_start(store, built, FakeWay(script), None)
+    return prove_start(store, built, FakeBackend(script), None)
 
 
 def failed(run: ImageRun) -> dict[str, str]:
@@ -89,7 +89,7 @@ def failed(run: ImageRun) -> dict[str, str]:
 
 
 def test_an_image_that_answers_everything_starts(world: tuple[Store, Built]) -> None:
-    run = proved(world, lambda box: (["Loading…", *every(box)], 0))
+    run = proved(world, lambda container: (["Loading…", *every(container)], 0))
     assert (run.kind, run.verdict) == ("start", "passed")
     assert [test.name for test in run.tests] == [
         "owners",
@@ -103,45 +103,45 @@ def test_an_image_that_answers_everything_starts(world: tuple[Store, Built]) -> 
 
 
 def test_the_same_findings_give_the_same_run(world: tuple[Store, Built]) -> None:
-    runs = [proved(world, lambda box: (every(box), 0)) for _ in range(2)]
+    runs = [proved(world, lambda container: (every(container), 0)) for _ in range(2)]
     assert runs[0] == runs[1]
 
 
 def test_it_runs_as_the_images_own_user_with_its_own_variables(world: tuple[Store, Built]) -> None:
-    boxes: list[Box] = []
+    containers: list[StepContainer] = []
 
-    def script(box: Box) -> tuple[list[str], int]:
-        boxes.append(box)
-        scripts = sorted(path.name for path in box.mounts["/sm120-start"].iterdir())
+    def script(container: StepContainer) -> tuple[list[str], int]:
+        containers.append(container)
+        scripts = sorted(path.name for path in container.mounts["/sm120-start"].iterdir())
         assert scripts == ["check.py", "libraries.py", "print_flags.py", "wanted.json"]
-        return every(box), 0
+        return every(container), 0
 
     proved(world, script)
-    assert boxes[0].user == (1000, 1000)
-    assert boxes[0].env["HOME"] == "/home/engine"
-    assert boxes[0].env["PATH"] == "/opt/venv/bin:/usr/bin"
+    assert containers[0].user == (1000, 1000)
+    assert containers[0].env["HOME"] == "/home/engine"
+    assert containers[0].env["PATH"] == "/opt/venv/bin:/usr/bin"
 
 
 def test_a_failed_check_is_kept_with_its_message(world: tuple[Store, Built]) -> None:
     bad = line("libraries", "failed", name="library libfoo.so", message="missing from the image")
-    run = proved(world, lambda box: ([*every(box), bad], 0))
+    run = proved(world, lambda container: ([*every(container), bad], 0))
     assert run.verdict == "failed"
     assert failed(run) == {"library libfoo.so": "missing from the image"}
 
 
 def test_what_was_not_reached_has_failed(world: tuple[Store, Built]) -> None:
-    run = proved(world, lambda box: ([*every(box)[:1], "Segmentation fault"], 139))
+    run = proved(world, lambda container: ([*every(container)[:1], "Segmentation fault"], 139))
     assert list(failed(run)) == ["folders", "libraries", "programs"]
     assert "exit code 139: Segmentation fault" in failed(run)["folders"]
 
 
 def test_an_image_whose_python_is_missing_has_failed_everything(world: tuple[Store, Built]) -> None:
-    run = proved(world, lambda box: (["No such file or directory"], 127))
+    run = proved(world, lambda container: (["No such file or directory"], 127))
     assert len(failed(run)) == 4
 
 
 def test_a_run_that_is_ended_has_failed_what_it_did_not_reach(world: tuple[Store, Built]) -> None:
-    def script(box: Box) -> tuple[list[str], int]:
+    def script(container: StepContainer) -> tuple[list[str], int]:
         raise StepFailed("took longer than 2 h, so it was ended")
 
     assert "took longer" in failed(proved(world, script))["libraries"]
@@ -161,7 +161,7 @@ def test_a_run_that_is_ended_has_failed_what_it_did_not_reach(world: tuple[Store
 def test_a_line_that_is_no_verdict_counts_for_nothing(
     world: tuple[Store, Built], text: str
 ) -> None:
-    run = proved(world, lambda box: ([text, *every(box)[1:]], 0))
+    run = proved(world, lambda container: ([text, *every(container)[1:]], 0))
     assert list(failed(run)) == ["user"]
 
 
@@ -170,7 +170,7 @@ def test_a_user_whom_the_image_does_not_know_is_caught_before_anything_runs(
 ) -> None:
     config = config_with(world, "nobody")
     monkeypatch.setattr(prove, "read_image_config", lambda data: config)
-    run = proved(world, lambda box: cast("tuple[list[str], int]", None))
+    run = proved(world, lambda container: cast("tuple[list[str], int]", None))
     assert [test.name for test in run.tests] == ["user"]
     assert run.verdict == "failed"
 
@@ -180,7 +180,7 @@ def test_an_image_for_another_processor_is_unknown_without_an_emulator(
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     monkeypatch.setattr(prove, "_BINFMT", tmp_path)
-    run = proved(world, lambda box: cast("tuple[list[str], int]", None))
+    run = proved(world, lambda container: cast("tuple[list[str], int]", None))
     assert run.verdict == "unknown"
     assert "no emulator is registered" in run.tests[0].message
 
@@ -206,9 +206,9 @@ def test_an_emulator_counts_where_it_works_in_other_roots(
 ) -> None:
     (tmp_path / "qemu-x86_64").write_text(text)
     monkeypatch.setattr(prove, "_BINFMT", tmp_path)
-    assert proved(world, lambda box: (every(box), 0)).machine["emulator"] == "none"
+    assert proved(world, lambda container: (every(container), 0)).machine["emulator"] == "none"
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    run = proved(world, lambda box: (every(box), 0))
+    run = proved(world, lambda container: (every(container), 0))
     assert run.machine["emulator"] == (want or "none")
     assert (run.tests[0].name == "processor") == (want is None)
 
@@ -247,6 +247,6 @@ def user_of(
     world: tuple[Store, Built], scratch: Path, user: str
 ) -> tuple[int | None, int | None, str]:
     scratch.mkdir()
-    config, way = config_with(world, user), FakeWay(lambda box: ([], 0))
-    with prove._box(*world, way, config, scratch) as box:
-        return *(box.user or (None, None)), box.env["HOME"]
+    config, backend = config_with(world, user), FakeBackend(lambda container: ([], 0))
+    with prove._container(*world, backend, config, scratch) as container:
+        return *(container.user or (None, None)), container.env["HOME"]

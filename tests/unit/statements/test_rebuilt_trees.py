@@ -17,7 +17,7 @@ from pipeline.images.source.compiled import compile_tree
 from tests.compiled import (
     COPYING,
     CompiledWorld,
-    CopyingWay,
+    CopyingBackend,
     build_compiled,
     compiler_in,
     source_spec,
@@ -41,11 +41,11 @@ def outputs(hello: bytes = b"same", notes: bytes = b"same") -> Make:
     return lambda _: {"hello": hello, "notes": notes}
 
 
-def again(world: CompiledWorld, way: CopyingWay) -> Rebuilt:
+def again(world: CompiledWorld, backend: CopyingBackend) -> Rebuilt:
     """Compile and build in an empty store."""
     empty = open_store(world.place / "empty")
     for tree in world.built.plan.trees:
-        compile_tree(compiler_in(world.checkout, empty, world.mirror, way), tree)
+        compile_tree(compiler_in(world.checkout, empty, world.mirror, backend), tree)
     fetcher = folder_fetcher(empty, world.mirror)
     plans = [world.built.plan]
     second = assemble_images(world.checkout, empty, plans, lambda: fetcher, judge=False)[0]
@@ -60,8 +60,8 @@ def test_the_same_bytes_again_are_identical(tmp_path: Path) -> None:
 
 
 def test_what_is_declared_may_differ_and_is_listed_with_its_reason(tmp_path: Path) -> None:
-    world = build_compiled(tmp_path, CopyingWay(outputs()), builds=declaring(notes=WHY))
-    rebuilt = again(world, CopyingWay(outputs(notes=b"later")))
+    world = build_compiled(tmp_path, CopyingBackend(outputs()), builds=declaring(notes=WHY))
+    rebuilt = again(world, CopyingBackend(outputs(notes=b"later")))
     assert rebuilt.verdict == "equivalent"
     assert rebuilt.second.digest != world.built.digest
     assert [(x.path, x.reason) for x in rebuilt.declared] == [
@@ -89,35 +89,35 @@ def test_what_is_declared_and_the_same_is_identical(tmp_path: Path) -> None:
 def test_what_is_not_declared_is_different_and_the_first_byte_named(
     tmp_path: Path, declared: dict[str, str], first: Make, second: Make, message: str
 ) -> None:
-    world = build_compiled(tmp_path, CopyingWay(first), builds=declaring(**declared))
+    world = build_compiled(tmp_path, CopyingBackend(first), builds=declaring(**declared))
     with pytest.raises(NotReproducible, match=message):
-        again(world, CopyingWay(second))
+        again(world, CopyingBackend(second))
 
 
 def test_the_section_of_a_program_that_differs_is_named(tmp_path: Path) -> None:
     before = host_object({".text": b"code" * 4, ".comment": b"GCC: 12.2"})
     at = before.index(b"GCC: 12.2") + 5
     after = before[:at] + b"3" + before[at + 1 :]
-    world = build_compiled(tmp_path, CopyingWay(outputs(before)))
+    world = build_compiled(tmp_path, CopyingBackend(outputs(before)))
     with pytest.raises(NotReproducible, match=rf"first at byte {at} \(section \.comment\), 0x31"):
-        again(world, CopyingWay(outputs(after)))
+        again(world, CopyingBackend(outputs(after)))
 
 
 def test_one_tree_declares_nothing_for_another(tmp_path: Path) -> None:
     builds = source_spec()["builds"]
     builds["plain"] = {**builds["plain"], "may_differ": {"notes": WHY}}
-    world = build_compiled(tmp_path, CopyingWay(outputs()), builds=builds)
+    world = build_compiled(tmp_path, CopyingBackend(outputs()), builds=builds)
     with pytest.raises(NotReproducible, match="/opt/other/notes"):
-        again(world, CopyingWay(outputs(notes=b"later")))
+        again(world, CopyingBackend(outputs(notes=b"later")))
 
 
 def test_other_settings_of_the_image_are_no_declared_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = build_compiled(tmp_path, CopyingWay(outputs()), builds=declaring(notes=WHY))
+    world = build_compiled(tmp_path, CopyingBackend(outputs()), builds=declaring(notes=WHY))
     monkeypatch.setattr("pipeline.images.assemble.image.CREATED", "1990-01-01T00:00:00Z")
     with pytest.raises(NotReproducible, match="the config or manifest differs"):
-        again(world, CopyingWay(outputs(notes=b"later")))
+        again(world, CopyingBackend(outputs(notes=b"later")))
 
 
 def test_a_difference_outside_the_compiled_trees_is_not_declared_by_them(tmp_path: Path) -> None:

@@ -311,7 +311,7 @@ def nothing_missing(*args: object, **more: object) -> None:
 def test_a_covered_image_is_built_and_listed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "report_warm", covered(Triton="present", FlashInfer="none needed"))
     monkeypatch.setattr(prove, "require_libraries", nothing_missing)
-    monkeypatch.setattr(container_engine, "find_way", nothing_missing)  # not on every machine
+    monkeypatch.setattr(container_engine, "find_backend", nothing_missing)  # not on every machine
     world.build("warm-slim")  # its layers, in this process
     (world.store.image_folder("warm-slim", AMD64) / "image.json").unlink()
     (built,) = ask(world)
@@ -357,7 +357,7 @@ def test_an_image_that_lacks_a_library_gets_no_name(
     golden = world.checkout.golden_path.read_bytes()
     monkeypatch.setattr(warm, "report_warm", covered(Triton="present"))
     monkeypatch.setattr(prove, "_run_checks", checks)
-    monkeypatch.setattr(container_engine, "find_way", nothing_missing)  # not on every machine
+    monkeypatch.setattr(container_engine, "find_backend", nothing_missing)  # not on every machine
     world.build("warm-slim")
     (world.store.image_folder("warm-slim", AMD64) / "image.json").unlink()
     world.checkout.golden_path.write_bytes(golden)

@@ -475,8 +475,8 @@ def written(form: FormatSpec, truth: TruthSpec, *, by_grammar: bool = False) -> 
     text = thought(form, truth)
     if truth.content:
         is_preamble = bool(truth.calls) and form.preamble is not None
-        said = form.preamble if is_preamble else form.content
-        text += Template(said or "").substitute(content=truth.content)
+        shown = form.preamble if is_preamble else form.content
+        text += Template(shown or "").substitute(content=truth.content)
     held = form.grammar if by_grammar and form.grammar else GrammarText()
     text += held.before
     if not truth.calls:

@@ -96,7 +96,7 @@ async def _turn(
 
     As agents do: a tool that is called is run, and its result sent, until there is an answer.
     """
-    said = [*messages, {"role": "user", "content": prompt}]
+    turns = [*messages, {"role": "user", "content": prompt}]
     scenario, is_called = tasks.SCENARIOS[0], False
     while True:
         body = {
@@ -104,7 +104,7 @@ async def _turn(
             "max_tokens": session.room(64),
             "temperature": 0,
             "system": "You are a careful assistant. Answer briefly.",
-            "messages": said,
+            "messages": turns,
             **({"stream": True} if number % 2 else {}),
             **({"tools": _TOOLS} if _has_tools(session) else {}),
         }
@@ -113,7 +113,7 @@ async def _turn(
             raise Unsound(f"/v1/messages: asked {session.model!r}, and {answer.model!r} answered")
         # thinking is sent back below, where a server may refuse it
         kept = [part for part in answer.parts if part.get("type") in ("text", "tool_use")]
-        said.append({"role": "assistant", "content": kept})
+        turns.append({"role": "assistant", "content": kept})
         calls = [(call.name, arguments_of(call)) for call in answer.calls]
         if not calls or is_called:
             break
@@ -122,12 +122,12 @@ async def _turn(
         is_called = True
         result = {"type": "tool_result", "tool_use_id": answer.calls[0].id}
         content = [{**result, "content": f"Rain, {_DEGREES} degrees"}]
-        said.append({"role": "user", "content": content})
+        turns.append({"role": "user", "content": content})
     if calls or not answer.text.strip():
         raise Unsound(f"turn {number + 1}: {'a call again' if calls else 'the answer is empty'}")
     if _has_tools(session) and scenario.prompt in prompt and not is_called:
         raise Unsound(f"turn {number + 1}: the tool is not called: {answer.text[:80]!r}")
-    return said, answer
+    return turns, answer
 
 
 @AGENTS.check("cached tokens grow", skip=lambda s: "" if s.turns else "there was no conversation")
@@ -151,40 +151,40 @@ async def _kept(session: SmokeSession) -> str:
 @AGENTS.check("as Claude Code asks")
 async def _claude_code(session: SmokeSession) -> str:
     """Its fields, system turns as blocks and then as text, and thinking that is sent back."""
-    known, told = tasks.known_number()
+    known, statement = tasks.known_number()
     tools = {"tools": _TOOLS} if _has_tools(session) else {}
     body = {"model": session.model, "max_tokens": session.room(64), "stream": True}
     body |= {"temperature": 0, **_CLAUDE_CODE, **tools}
     question = [{"type": "text", "text": "<system-reminder>It is Monday.</system-reminder>"}]
     question.append({"type": "text", "text": known.prompt})
-    blocks = [{"type": "text", "text": told, "cache_control": {"type": "ephemeral"}}]
-    said: list[dict[str, Any]] = [{"role": "user", "content": question}]
+    blocks = [{"type": "text", "text": statement, "cache_control": {"type": "ephemeral"}}]
+    turns: list[dict[str, Any]] = [{"role": "user", "content": question}]
     # the same turn is a list of blocks at first, and a text from then on
-    for number, system in enumerate((blocks, told)):
+    for number, system in enumerate((blocks, statement)):
         late = {"role": "system", "content": system}
-        asked = [said[0], late, *said[1:]]
+        asked = [turns[0], late, *turns[1:]]
         with optional("Claude Code's requests are refused"):
             answer = await ask_messages(
                 session.client, {**body, "messages": asked}, f"{MESSAGES}?beta=true"
             )
         if not answer.text.strip() or (session.plan.quality and known.want not in answer.text):
             raise Unsound(f"turn {number + 1}: it is {known.want}, not {answer.text[:80]!r}")
-        said.append({"role": "assistant", "content": answer.parts})
-        said.append({"role": "user", "content": f"Thanks. {known.prompt}"})
+        turns.append({"role": "assistant", "content": answer.parts})
+        turns.append({"role": "user", "content": f"Thanks. {known.prompt}"})
     thought = any(part.get("type") == "thinking" for part in answer.parts)
     return f"two turns{', with thinking sent back' if thought else ''}; {await _counted(session)}"
 
 
 async def _counted(session: SmokeSession) -> str:
     """/v1/messages/count_tokens beside what an answer counts; Claude Code plans by it."""
-    said = [{"role": "user", "content": f"{tasks.haystack(8, [], seed=9).text}\n\nSay yes."}]
-    body = {"model": session.model, "system": "Answer briefly.", "messages": said}
+    turns = [{"role": "user", "content": f"{tasks.haystack(8, [], seed=9).text}\n\nSay yes."}]
+    body = {"model": session.model, "system": "Answer briefly.", "messages": turns}
     answer = await ask_messages(session.client, {**body, "max_tokens": session.room(16)})
     try:
-        _, told = await session.client.post(f"{MESSAGES}/count_tokens", body, optional=True)
+        _, counted = await session.client.post(f"{MESSAGES}/count_tokens", body, optional=True)
     except NotOffered:
         return "count_tokens is not there"
-    count = value_at(told, "input_tokens")
+    count = value_at(counted, "input_tokens")
     if not isinstance(count, int) or abs(count - answer.prompt_tokens) > _COUNT_SLACK:
         raise Unsound(f"count_tokens says {count}, and the answer {answer.prompt_tokens} tokens")
     return f"count_tokens: {count} of {answer.prompt_tokens} tokens"

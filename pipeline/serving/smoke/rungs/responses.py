@@ -78,7 +78,7 @@ async def _call(session: SmokeSession) -> str:
 @RESPONSES.check("as Codex asks")
 async def _codex(session: SmokeSession) -> str:
     """Messages of a developer, tools of other kinds, and all items of an answer sent back."""
-    known, told = tasks.known_number()
+    known, statement = tasks.known_number()
     tools = [*_TOOLS, {"type": "web_search", "external_web_access": False}]
     options = {
         "stream": True,
@@ -90,7 +90,7 @@ async def _codex(session: SmokeSession) -> str:
         **({} if without_tools(session) else {"tools": tools, "tool_choice": "auto"}),
     }
     given: list[dict[str, Any]] = []
-    for role, text in (("developer", "Answer briefly."), ("developer", told), ("user", "")):
+    for role, text in (("developer", "Answer briefly."), ("developer", statement), ("user", "")):
         content = [{"type": "input_text", "text": text or known.prompt}]
         given.append({"type": "message", "role": role, "content": content})
     for number in range(2):

@@ -171,7 +171,7 @@ async def _watch(session: SmokeSession, soak: _Soak, begin: float) -> None:
     """Samples the server's memory, and tells how far it is."""
     pause = max(session.soak_s / _SAMPLES, 0.05)
     ends = datetime.now() + timedelta(seconds=session.soak_s)
-    said = begin
+    printed_at = begin
     while True:
         used: int | None = None
         if session.memory_bytes:
@@ -185,8 +185,8 @@ async def _watch(session: SmokeSession, soak: _Soak, begin: float) -> None:
         now = time.monotonic()
         if used:
             soak.memory.append((now - begin, used))
-        if now - said >= max(_LEAST_PAUSE_S, session.soak_s / 30):
-            said, bad = now, sum(bool(w.fault) or w.is_empty for w in soak.works)
+        if now - printed_at >= max(_LEAST_PAUSE_S, session.soak_s / 30):
+            printed_at, bad = now, sum(bool(w.fault) or w.is_empty for w in soak.works)
             memory = f", {log.size(used)} of memory" if used else ""
             log.say(
                 f"  {log.seconds(now - begin)} of {log.seconds(session.soak_s)}:"

@@ -23,7 +23,7 @@ _SHORT_PROMPTS, _SHORT_TOKENS, _LANES = 24, 4, 8
 _SLACK, _SLACK_S = 1.5, 2.0  # beyond what a server takes that answers one after the other
 _CONNECTIONS, _IN_TURN = 4, 6
 _HUNG_UP, _LONG_COUNT = 16, 200  # streams that nobody reads to the end, of so many numbers
-_PATIENCE = 20.0  # times what a round took before
+_TIMES_LONGER = 20.0  # times what a round took before
 
 
 def _tokens(session: SmokeSession) -> int:
@@ -136,19 +136,19 @@ async def hang_ups(session: SmokeSession) -> str:
     await session.hang_up(countings(1, _LONG_COUNT, start=4000)[0].prompt, 2)
     begin = time.monotonic()
     await one_round(session, number)
-    patience = _PATIENCE * (time.monotonic() - begin) + session.plan.limits.first_token_s
+    longest_s = _TIMES_LONGER * (time.monotonic() - begin) + session.plan.limits.first_token_s
     count = max(_HUNG_UP, max(session.plan.streams))
     questions = countings(count, _LONG_COUNT, start=5000)
     # at once, after the head, and in the middle
     begun = [session.hang_up(q.prompt, place % 4) for place, q in enumerate(questions)]
     try:
-        async with asyncio.timeout(count * patience):
+        async with asyncio.timeout(count * longest_s):
             await asyncio.gather(*begun)
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(longest_s):
             found = await one_round(session, number, turn=1)
     except TimeoutError as error:
         why = f"after {count} streams that the client left"
-        raise Gone(f"{why}: no answers to {number} requests in {patience:.0f} s") from error
+        raise Gone(f"{why}: no answers to {number} requests in {longest_s:.0f} s") from error
     return f"{count} were left; then {found}"
 
 

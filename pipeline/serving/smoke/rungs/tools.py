@@ -119,7 +119,7 @@ async def _result(session: SmokeSession) -> str:
     messages: list[dict[str, Any]] = []
     ids: list[str] = []
     results = ("Rain, 17 degrees", "The lamp is at 40.")
-    for scenario, said in zip(tasks.SCENARIOS, results, strict=False):
+    for scenario, result in zip(tasks.SCENARIOS, results, strict=False):
         messages.append({"role": "user", "content": scenario.prompt})
         first = await session.ask(messages, tools=tasks.TOOLS)
         require_call(first, scenario)
@@ -128,13 +128,13 @@ async def _result(session: SmokeSession) -> str:
         calls = [{"id": call.id, "type": "function", "function": function}]
         messages += [
             {"role": "assistant", "content": "", "tool_calls": calls},
-            {"role": "tool", "tool_call_id": call.id, "content": said},
+            {"role": "tool", "tool_call_id": call.id, "content": result},
         ]
         answer = await session.ask(messages, tools=tasks.TOOLS)
         require_no_marks(answer)
-        want = re.findall(r"\d+", said)[0]
+        want = re.findall(r"\d+", result)[0]
         if want not in answer.text:
-            raise Unsound(f"the tool said {said!r}, the answer is {answer.text[:120]!r}")
+            raise Unsound(f"the tool said {result!r}, the answer is {answer.text[:120]!r}")
         messages.append({"role": "assistant", "content": answer.text})
         named = _KIMI_ID.fullmatch(call.id)
         if named and (named[1] != call.name or int(named[2]) != len(ids)):

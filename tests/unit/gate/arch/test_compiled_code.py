@@ -12,7 +12,7 @@ from pipeline.images.gate.arch import (
     promised_code,
     read_image,
 )
-from tests.compiled import CompiledWorld, CopyingWay, build_compiled, source_spec
+from tests.compiled import CompiledWorld, CopyingBackend, build_compiled, source_spec
 from tests.unit.binary.arch_files import DATA
 
 HOPPER, PLAIN = ((DATA / f"{x}.so").read_bytes() for x in ("hopper", "plain"))
@@ -25,7 +25,7 @@ def world_of(place: Path, library: bytes, architectures: list[str]) -> CompiledW
         build["architectures"] = architectures
     # a library that is named like a text, beside a program that is none
     files = {"hello": b"#!/bin/sh\n", "notes": library}
-    return build_compiled(place, CopyingWay(lambda _: files), **spec)
+    return build_compiled(place, CopyingBackend(lambda _: files), **spec)
 
 
 @pytest.fixture(scope="module")

@@ -45,10 +45,10 @@ class ClientAnswer:
 
     def parts(self) -> tuple[Any, ...]:
         """What must be the same however an answer was cut."""
-        said = (self.reasoning.strip(), self.content.strip())
+        texts = (self.reasoning.strip(), self.content.strip())
         # a parser may hold back a space, which can be the format's
         arguments = tuple(text.rstrip() for text in self.arguments)
-        return (*said, tuple(self.names), arguments, tuple(sorted(self.faults)))
+        return (*texts, tuple(self.names), arguments, tuple(sorted(self.faults)))
 
     def shown(self) -> Json:
         """The parts that are not empty, for people."""

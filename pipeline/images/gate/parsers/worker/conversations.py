@@ -27,34 +27,34 @@ class MessagesEndpoint(Protocol):
 
 def judge_conversation(case: Json, tokenizer: Any, endpoint: MessagesEndpoint) -> Json:
     """Sends every request of a conversation, and compares what the model would read."""
-    told = case["conversation"]
-    messages, template = told["messages"], told["template"]
+    conversation = case["conversation"]
+    messages, template = conversation["messages"], conversation["template"]
     ends = [at for at, each in enumerate(messages) if each["role"] == "assistant" and at]
     faults: set[str] = set()
     answer: Json = {"streams": 0, "failed": 0, "token_by_token": False}
     before = ""
     for number, end in enumerate([*ends, len(messages)], 1):
-        asked = {"model": "m", "max_tokens": 16, "system": told["system"]}
-        found, said = set[str](), ""
+        asked = {"model": "m", "max_tokens": 16, "system": conversation["system"]}
+        found, message = set[str](), ""
         try:
             text = _rendered(endpoint.convert({**asked, "messages": messages[:end]}), template)
         except Exception as error:  # to the client, a request that is refused
             text, found = before, {f"raises {type(error).__name__}"}
-            said = f"request {number}: {error}"[:_MOST_SHOWN]
-        if not found and (lost := _lost([told["system"], *_texts(messages[:end])], text)):
+            message = f"request {number}: {error}"[:_MOST_SHOWN]
+        if not found and (lost := _lost([conversation["system"], *_texts(messages[:end])], text)):
             found = {"out of place" if lost in text else "text lost"}
-            said = f"request {number}: {lost!r}"
+            message = f"request {number}: {lost!r}"
         if not text.startswith(before):
             same = takewhile(lambda pair: pair[0] == pair[1], zip(before, text, strict=False))
             kept = sum(1 for _ in same)
             found.add("prefix changed")
-            said = f"request {number} keeps {kept} of the {len(before)} characters before it"
+            message = f"request {number} keeps {kept} of the {len(before)} characters before it"
         before = text
         answer["streams"] += 1
         answer["failed"] += bool(found)
         # a changed beginning says more than where a turn went
         if found and ("message" not in answer or "prefix changed" in found - faults):
-            answer["message"] = said
+            answer["message"] = message
         faults |= found
     return {**answer, "faults": sorted(faults), "route": endpoint.conversion}
 
@@ -82,9 +82,9 @@ def _texts(messages: list[Json]) -> list[str]:
     for message in messages:
         blocks = message["content"]
         for block in [{"text": blocks}] if isinstance(blocks, str) else blocks:
-            said = block.get("text") or block.get("thinking") or block.get("content") or []
+            content = block.get("text") or block.get("thinking") or block.get("content") or []
             # a result of a tool is a text, or a list of blocks
-            texts += [said] if isinstance(said, str) else [part["text"] for part in said]
+            texts += [content] if isinstance(content, str) else [part["text"] for part in content]
     return texts
 
 

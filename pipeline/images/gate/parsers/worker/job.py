@@ -49,12 +49,12 @@ def _judged(case: Json, endpoint: Any) -> Json:
     if isinstance(endpoint, NoEndpoint):
         return {"ended": "no endpoint", "message": str(endpoint)[:_MOST_SHOWN]}
     if isinstance(endpoint, Exception):
-        return {"ended": "not imported", "message": _said(endpoint)}
+        return {"ended": "not imported", "message": _message(endpoint)}
     try:
         tokenizer = TOKENIZERS[case["vocabulary"]](case["markers"], case["end"])
         form = endpoint.serve(case, tokenizer)
     except Exception as error:
-        return {"ended": "no parser", "message": _said(error)}
+        return {"ended": "no parser", "message": _message(error)}
     judge: Any = judge_cut_off if case["cut_off"] else judge_whole
     judge = judge_conversation if case["conversation"] else judge
     about = {"ended": "judged", "route": endpoint.route, "address": endpoint.address, "form": form}
@@ -62,5 +62,5 @@ def _judged(case: Json, endpoint: Any) -> Json:
     return {**about, **judge(written, tokenizer, endpoint)}
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:_MOST_SHOWN]

@@ -49,7 +49,7 @@ class StepLimits:
 
 
 @dataclass(frozen=True)
-class Box:
+class StepContainer:
     """A container's files, mounts, variables and limits: everything that a step sees."""
 
     root: Path  # the toolchain, unpacked
@@ -77,13 +77,15 @@ class Running:
     wait: Callable[[], int]
 
 
-class Way(Protocol):
+class SandboxBackend(Protocol):
     """A backend that runs a command in a container."""
 
     @property
     def kind(self) -> Kind: ...
 
-    def running(self, box: Box, command: Sequence[str]) -> AbstractContextManager[Running]:
+    def running(
+        self, container: StepContainer, command: Sequence[str]
+    ) -> AbstractContextManager[Running]:
         """Starts the command; the end of the block removes everything of it."""
 
 
@@ -104,11 +106,13 @@ def with_environment(env: Mapping[str, str]) -> list[str]:
     return ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in env.items())]
 
 
-def run_step(way: Way, box: Box, command: Sequence[str], on_line: OnLine) -> int:
+def run_step(
+    backend: SandboxBackend, container: StepContainer, command: Sequence[str], on_line: OnLine
+) -> int:
     """Runs one command, hands on its lines, and ends it where it hangs."""
-    limits, rest, start = box.limits, b"", time.monotonic()
+    limits, rest, start = container.limits, b"", time.monotonic()
     last = start
-    with way.running(box, command) as running, selectors.DefaultSelector() as waiting:
+    with backend.running(container, command) as running, selectors.DefaultSelector() as waiting:
         os.set_blocking(running.output, False)
         waiting.register(running.output, selectors.EVENT_READ)
         while True:
@@ -135,7 +139,7 @@ def run_step(way: Way, box: Box, command: Sequence[str], on_line: OnLine) -> int
             on_line(rest.decode(errors="replace"))
         code = running.wait()
     if code == _KILLED:
-        limit = log.size(box.limits.memory_bytes)
+        limit = log.size(container.limits.memory_bytes)
         raise StepFailed(f"was killed, as the system does when memory ends (limit: {limit})")
     return code
 
