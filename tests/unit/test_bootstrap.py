@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -254,7 +255,7 @@ def test_a_program_that_takes_long_says_so_while_it_runs(
     monkeypatch.setattr(bootstrap, "_LIVE_BEAT_S", 0.2)
     code = "import time; print('Collecting a', flush=True); time.sleep(1)"
     bootstrap._run([[sys.executable, "-c", code]], "run", "", 7)
-    assert "  fetching package 1 of 7, 0 s\n" in capfd.readouterr().err
+    assert re.search(r"^  fetching package 1 of 7, \d+ s$", capfd.readouterr().err, re.M)
 
 
 @pytest.mark.parametrize("version", [(3, 9, 18), (3, 10, 2)])
