@@ -192,6 +192,8 @@ def run_loop(session: pytest.Session, part_of: Callable[[str], str]) -> bool | N
         reporter.showfspath = (
             False  # files come in turns: a line for each would be one for each test
         )
+    # a folder that is made only after the fork would be another one for each process
+    session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     Supervisor(session, deque(parts.values())).run(option.numprocesses)
     return True
 

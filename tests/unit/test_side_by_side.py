@@ -47,6 +47,11 @@ WITH_AN_END = """
         pathlib.Path("folder").write_text(multiprocessing.util.get_temp_dir())
     def test_follows(whole): pass
 """
+IN_A_FOLDER = """
+    def test_folder(tmp_path_factory):
+        with open("folders", "a") as file:
+            print(tmp_path_factory.getbasetemp(), file=file)
+"""
 WAITING = """
     import time, pathlib, pytest
 
@@ -75,9 +80,14 @@ def write(path: Path, text: str) -> None:
 
 def begin(project: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "pytest", f"--basetemp={project}/folders", *words],
+        [sys.executable, "-m", "pytest", *words],
         cwd=project,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTEST_DEBUG_TEMPROOT": str(project),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -103,6 +113,14 @@ def test_each_test_counts_once_also_beside_one_that_ends_its_process(project: Pa
     assert "between the dots" not in said
     assert "slowest 3 durations" in said
     assert not Path((project / "folder").read_text()).exists()
+
+
+def test_all_processes_share_one_folder_and_each_has_its_own_in_it(project: Path) -> None:
+    for name in ("one", "two"):
+        write(project / f"test_{name}.py", IN_A_FOLDER)
+    said, _ = begin(project).communicate(timeout=120)
+    one, two = map(Path, (project / "folders").read_text().splitlines())
+    assert (one.parent, one != two) == (two.parent, True), said
 
 
 def test_enough_failures_end_all(project: Path) -> None:
