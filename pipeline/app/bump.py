@@ -205,8 +205,8 @@ class Bump(Frozen):
             return "nothing newer"
         if self.reasons:
             return "wait"
-        kept = any(verdict.state in _KEPT for verdict in self.patches)
-        return "take with patches" if kept else "take"
+        has_patches = any(verdict.state in _KEPT for verdict in self.patches)
+        return "take with patches" if has_patches else "take"
 
     @property
     def why(self) -> str:
@@ -218,9 +218,9 @@ class Bump(Frozen):
             # whole lines of an engine's code, or all that a resolver says, stand further below
             first = f"{first[:_LONGEST]}…" if len(first) > _LONGEST else f"{first}."
             return f"{first}{others}"
-        kept = [verdict.patch for verdict in self.patches if verdict.state in _KEPT]
+        needed = [verdict.patch for verdict in self.patches if verdict.state in _KEPT]
         gone = [verdict.patch for verdict in self.patches if verdict.state in GONE]
-        with_them = f"With {', '.join(kept)}. " if kept else ""
+        with_them = f"With {', '.join(needed)}. " if needed else ""
         without = f"Leave out {', '.join(gone)}: no longer needed." if gone else ""
         return f"{with_them}{without}".strip()
 
@@ -357,16 +357,16 @@ def make_candidate(
         base = read_lock(copy.lock_path(spec.parent, platform)).seal if spec.parent else ""
         # what decides a lock; who asks again the next day gets the one that was judged
         key = sha256_of(canonical_json([image, platform, spec.lock_digest(), base]))
-        kept = store.root / _FOLDER / "locks" / f"{key.removeprefix('sha256:')}.yaml"
-        if offline and not kept.is_file():
+        lock_path = store.root / _FOLDER / "locks" / f"{key.removeprefix('sha256:')}.yaml"
+        if offline and not lock_path.is_file():
             raise errors.OfflineMiss(
                 f"{name} with {engine} {version}: the store keeps no lock of it for {platform}",
                 "Only an index says what it needs: run it once without --offline.",
             )
-        if (fresh and not offline) or not kept.is_file():
+        if (fresh and not offline) or not lock_path.is_file():
             lock_images(own, (image,), platform)
-            write_lock(kept, read_lock(copy.lock_path(image, platform)))
-        locks[platform] = read_lock(kept)
+            write_lock(lock_path, read_lock(copy.lock_path(image, platform)))
+        locks[platform] = read_lock(lock_path)
         write_lock(copy.lock_path(image, platform), locks[platform])
     return Candidate(own, image, engine, locks)
 
@@ -405,7 +405,7 @@ def keep_patches(candidate: Candidate, verdicts: Sequence[PatchVerdict], version
         return
     path = checkout.folder(candidate.image) / spec.patches
     text = path.read_text(encoding="utf-8")
-    kept = {verdict.patch for verdict in verdicts if verdict.state in _KEPT}
+    needed = {verdict.patch for verdict in verdicts if verdict.state in _KEPT}
     entries = dict(yaml.compose(text, Loader=yaml.SafeLoader).value)
     patches = next(value for key, value in entries.items() if key.value == "patches")
     body = yaml.safe_load(text)["patches"]
@@ -413,19 +413,19 @@ def keep_patches(candidate: Candidate, verdicts: Sequence[PatchVerdict], version
         for entry in body:
             entry["applies_to"] = f"{candidate.engine}=={version}"
             entry["files"] = [{"path": file["path"]} for file in entry["files"]]
-        chosen = [entry for entry in body if entry["file"] in kept]
+        chosen = [entry for entry in body if entry["file"] in needed]
         write_bytes(path, json.dumps({"patches": chosen}).encode())
         return
     lines = text.splitlines(keepends=True)
     starts = [node.start_mark.line for node in patches.value]
-    new = lines[: starts[0]] if kept else [lines[0] if lines[0].startswith("#") else ""]
+    new = lines[: starts[0]] if needed else [lines[0] if lines[0].startswith("#") else ""]
     for entry, start, end in zip(body, starts, [*starts[1:], len(lines)], strict=True):
-        for line in lines[start:end] if entry["file"] in kept else ():
+        for line in lines[start:end] if entry["file"] in needed else ():
             # `build --accept` writes those of the new version
             if not re.match(r"\s*(before|after): sha256:", line):
                 pin = f"applies_to: {candidate.engine}=={version}"
                 new.append(re.sub(r"applies_to: .*", pin, line))
-    write_bytes(path, "".join([*new, *([] if kept else ["patches: []\n"])]).encode())
+    write_bytes(path, "".join([*new, *([] if needed else ["patches: []\n"])]).encode())
 
 
 def bump_images(
@@ -553,10 +553,10 @@ def _judge_bump(
     own, image, copy = candidate.workspace, candidate.image, candidate.workspace.checkout()
     seals = {each: lock.seal for each, lock in candidate.locks.items()}
     about = [request.built, request.quick, name, version, platform, seals, before.version]
-    kept = findings_path(workspace, about)
+    findings = findings_path(workspace, about)
     with suppress(FileNotFoundError, ValidationError):
         if not request.fresh:
-            found = Bump.model_validate_json(kept.read_bytes())
+            found = Bump.model_validate_json(findings.read_bytes())
             return found.model_copy(update={"is_kept": True})
     moves = []
     for each, lock in candidate.locks.items():
@@ -647,7 +647,7 @@ def _judge_bump(
         }
     )
     if is_whole:
-        write_bytes(kept, found.model_dump_json().encode())
+        write_bytes(findings, found.model_dump_json().encode())
     return found
 
 

@@ -334,9 +334,9 @@ def write_bundle(workspace: Workspace, request: BundleRequest, *, dry_run: bool 
     for each in fetches.values():
         done = fetch(workspace, each)
         # a receipt holds for one disk, and what is no part of a set is no part of the bundle
-        kept = {done.place.lock_file, weights_record_path(done.place)}
+        own_files = {done.place.lock_file, weights_record_path(done.place)}
         for entry in files_below(done.place.state):
-            if Path(entry.path) not in kept:
+            if Path(entry.path) not in own_files:
                 Path(entry.path).unlink()
     for place, part in repositories.items():
         store, client = workspace.store(), NetClient(read_settings(request.mirrors))
@@ -398,13 +398,13 @@ def _repositories(
     def read(
         bases: Sequence[str], keyring: Path, architecture: str, *suite: Any
     ) -> tuple[PackageIndex, dict[str, bytes]]:
-        kept: dict[str, bytes] = {}
+        files: dict[str, bytes] = {}
 
         def read_and_keep(path: str, most_bytes: int) -> bytes:
-            kept[path] = read_below(client, bases, path, most_bytes)
-            return kept[path]
+            files[path] = read_below(client, bases, path, most_bytes)
+            return files[path]
 
-        return read_package_index(read_and_keep, keyring, architecture, *suite), kept
+        return read_package_index(read_and_keep, keyring, architecture, *suite), files
 
     for name, target in check_lock(workspace).targets.items():
         if name not in request.repositories or not request.keyring:
@@ -683,9 +683,9 @@ def _keep(workspace: Workspace, folder: Path) -> list[str]:
                 for e in (folder / "store" / part).glob("*.json")
             ):
                 store.write(store.root / entry.relative_to(folder / "store"), entry.read_bytes())
-            kept = evidence_folder(store, name, platform, record.digest)
+            evidence = evidence_folder(store, name, platform, record.digest)
             for statement in sorted((layout / "records").glob(f"*{SUFFIX}")):
-                store.write(kept / statement.name, statement.read_bytes())
+                store.write(evidence / statement.name, statement.read_bytes())
             # last: where it stands, all of the image stands
             store.keep_image(name, platform, record)
         names.append(f"{name} for {platform}")
@@ -754,8 +754,8 @@ def serve_bundle(
             headers["Docker-Content-Digest"] = reference
             place = f"blobs/sha256/{reference.removeprefix('sha256:')}"
             folder = done.source
-            kept = (blobs.get(f"images/{name}.{each}/{place}") for each in images)
-            file = next(filter(None, kept), None)
+            blobs_of_images = (blobs.get(f"images/{name}.{each}/{place}") for each in images)
+            file = next(filter(None, blobs_of_images), None)
         if file is None:
             return None
         # a link that was put there since is not followed

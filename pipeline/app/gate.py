@@ -205,8 +205,8 @@ def run_gates(
                 promised = built.plan.spec.promised_archs
                 judged = run_arch(context, built, [request.arch] if request.arch else promised)
                 # a card that the image does not promise is judged for the user alone
-                kept = [run.evidence for run in judged if run.evidence.arch in promised]
-                keep_evidence(context.store, built.name, built.platform, built.digest, kept)
+                results = [run.evidence for run in judged if run.evidence.arch in promised]
+                keep_evidence(context.store, built.name, built.platform, built.digest, results)
                 state_gates(checkout, context.store, built.plan, signing)
                 runs += judged
                 platform = pick_platform(spec, request.platform)

@@ -328,10 +328,10 @@ def lock_host(
     path = lock_model.host_lock_path(checkout)
     old = read_or_none(lock_model.read_host_lock, path)
     # pins that answer another spec are dropped, not kept beside the new ones
-    kept = old.targets if old and old.spec == spec.digest() else {}
-    dropped = sorted(set(old.targets) - {target, *kept}) if old else []
+    still_valid = old.targets if old and old.spec == spec.digest() else {}
+    dropped = sorted(set(old.targets) - {target, *still_valid}) if old else []
     if not dry_run:
-        lock_model.write_host_lock(path, spec, {**kept, target: new})
+        lock_model.write_host_lock(path, spec, {**still_valid, target: new})
     if dropped:
         log.say(
             f"Warning: host.yaml changed since {', '.join(dropped)} was locked, so the new lock\n"

@@ -186,8 +186,8 @@ class _PasteFacts:
         chosen = [end.kernels for attempt in self.attempts for end in attempt.ends if end.kernels]
         logs = [self.request.log_path] if self.request.log_path else []
         if self.store and not logs:
-            kept = attempts_of(self.store)
-            logs = [kept.log_path(attempt.begun.id) for attempt in self.attempts[-1:]]
+            attempts = attempts_of(self.store)
+            logs = [attempts.log_path(attempt.begun.id) for attempt in self.attempts[-1:]]
         if self.request.log_path or not chosen:
             chosen += [kernel_choices(log) for log in logs if log.is_file()]
         lines = chosen[-1] if chosen else []

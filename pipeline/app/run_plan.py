@@ -237,10 +237,10 @@ def _inputs(
     inputs = {}
     for name, place in sorted(found.items()):
         if place.is_dir():
-            kept = sorted(Path(entry.path) for entry in files_below(place))
+            paths = sorted(Path(entry.path) for entry in files_below(place))
             # neither what Python compiles of a folder's files nor what is noted of weights there is
             # an input: who only reads the folder may write it
-            given = [p for p in kept if p.suffix != ".pyc" and STATE not in p.parts]
+            given = [p for p in paths if p.suffix != ".pyc" and STATE not in p.parts]
             parts = [[str(p.relative_to(place)), _known(p)] for p in given]
             inputs[name] = sha256_of(canonical_json(parts))
         else:
@@ -387,12 +387,12 @@ def run_stages(
     return list(ended.values())
 
 
-def _run(workspace: Workspace, request: RunRequest, stage: Stage, kept: Path) -> StageRecord:
+def _run(workspace: Workspace, request: RunRequest, stage: Stage, log_path: Path) -> StageRecord:
     """One command, its output on our stderr and in a file."""
     began, start = datetime.now(UTC), time.monotonic()
     home = request.path.resolve().parent
     before = _inputs(workspace, home, stage.words, [])
-    with kept.open("wb") as file:
+    with log_path.open("wb") as file:
         process: subprocess.Popen[bytes] | None = None
         try:
             with proc.undisturbed():
@@ -425,7 +425,7 @@ def _run(workspace: Workspace, request: RunRequest, stage: Stage, kept: Path) ->
         finally:
             if process is not None and process.stdout is not None:
                 process.stdout.close()
-    text = kept.read_text("utf-8", "replace")
+    text = log_path.read_text("utf-8", "replace")
     if code == Interrupted.exit_code:
         raise Interrupted(f"{stage.name}: stopped")
     lines = [x.removeprefix("sm120: ") for x in text.splitlines() if x.startswith("sm120: ")]

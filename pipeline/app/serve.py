@@ -518,10 +518,10 @@ def make_job(
 def _tuned(context: ServeContext, recipe: Recipe, built: Built, launch: Launch) -> Launch:
     """The launch with the table that `sm120 tune` kept for it; says why where it is not used."""
     name = f"kernel-table-{recipe.name}"
-    kept = read_kept_envelope(statements_folder(context.store, built) / f"{name}{SUFFIX}")
-    if kept is None:
+    envelope = read_kept_envelope(statements_folder(context.store, built) / f"{name}{SUFFIX}")
+    if envelope is None:
         return launch
-    table = check_predicate(kept.statement.predicate_type, kept.statement.predicate)
+    table = check_predicate(envelope.statement.predicate_type, envelope.statement.predicate)
     if not isinstance(table, KernelTable):
         raise errors.RecordInvalid(f"{name}: holds no table of a kernel")
     machine = context.site.look(recipe, launch.port)
@@ -540,7 +540,7 @@ def _tuned(context: ServeContext, recipe: Recipe, built: Built, launch: Launch) 
     if why:
         log.say(f"The table that `sm120 tune` made for {recipe.name} is not used: {why}")
         return launch
-    folder = context.store.root / "tuned" / sha256_of(kept.payload).removeprefix("sha256:")[:32]
+    folder = context.store.root / "tuned" / sha256_of(envelope.payload).removeprefix("sha256:")[:32]
     if not context.dry_run:
         write_table(table, folder)
     return with_table(launch, folder)

@@ -198,16 +198,16 @@ def _reference(artifact: str) -> ImageReference | None:
 def _local(workspace: Workspace, request: VerifyRequest, context: VerifyContext) -> Chain:
     path, places = Path(request.artifact), request.places
     # a folder may hold a ladder, a comparison of quality, or both
-    kept = [path / name for name in _RUN_RESULTS if (path / name).is_file()]
-    if len(kept) > 1:
+    results = [path / name for name in _RUN_RESULTS if (path / name).is_file()]
+    if len(results) > 1:
         parts = [
             judge_ladder(
                 each, gather_envelopes(places or beside(each)), context, _RUN_RESULTS[each.name]
             )
-            for each in kept
+            for each in results
         ]
         return _together(path, parts)
-    path = kept[0] if kept else path
+    path = results[0] if results else path
     if path.is_dir() and not (path / RUN_FILE).is_file():
         if runs := runs_in(path):
             return _together(

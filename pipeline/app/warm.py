@@ -181,7 +181,7 @@ def compile_entries(
             raise StepFailed(
                 f"{plan.title}: {log.count(len(lost), 'case')} without an answer; {first}", hint
             )
-        seconds = sum(answer.seconds for _, answer, kept in answers if not kept)
+        seconds = sum(answer.seconds for _, answer, is_known in answers if not is_known)
         # a part of the layer, or one for another card, is for looking at kernels
         is_whole = not patterns and not plan.arch
         python = compile_python(context, plan, target) if is_whole else {}
@@ -192,7 +192,7 @@ def compile_entries(
                 with log.step(f"Compiling {log.count(len(asked), 'module')} of FlashInfer"):
                     made = kept_or_asked(flashinfer, asked)
                 modules = pack_modules(flashinfer, [answer for _, answer, _ in made])
-            seconds += sum(answer.seconds for _, answer, kept in made if not kept)
+            seconds += sum(answer.seconds for _, answer, is_known in made if not is_known)
         answered = [(c, a) for c, a, _ in answers if isinstance(a, WarmAnswer)]
         index, files = pack_entries(target, answered, python, modules)
     return index, files, seconds

@@ -102,9 +102,9 @@ def signed_backing_of(
 ) -> Backing:
     """The same, where signatures beside the set count, too."""
     backing = backing_of(workspace, place)
-    kept = (place.state / name for name in ("model.sig", "record.dsse.json"))
+    signatures = (place.state / name for name in ("model.sig", "record.dsse.json"))
     # the strongest backing is there already; signatures could only add to it
-    if backing.lock_from == "checkout" or not any(path.exists() for path in kept):
+    if backing.lock_from == "checkout" or not any(path.exists() for path in signatures):
         return backing
     # loads what reads signatures, which a set that the checkout backs does not need
     from pipeline.evidence.verify.weights_backing import signed_backing

@@ -88,8 +88,8 @@ class _Reading:
                 return
         # of others only the id is needed, to notice a second one
         is_wanted = any((a.ecosystem, a.name) in self.wanted for a in advisory.affected)
-        kept = advisory if is_wanted and not advisory.is_withdrawn else _UNWANTED
-        self.known[key or advisory.id] = advisory.modified, content, kept
+        entry = advisory if is_wanted and not advisory.is_withdrawn else _UNWANTED
+        self.known[key or advisory.id] = advisory.modified, content, entry
 
 
 _UNWANTED = Advisory("", (), "unrated", None, None, "", ())

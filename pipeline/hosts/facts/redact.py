@@ -67,19 +67,19 @@ def redact_capture(capture: Capture) -> Capture:
     for path, file in capture.files.items():
         name = placeholders.text(path)
         if file.base64 is not None:
-            kept, data = file, capture.data(path)
+            clean_file, data = file, capture.data(path)
             at = then(data, lambda registers: extended_capability(registers, _SERIAL_NUMBER))
             if isinstance(data, Unknown):
-                kept = CapturedFile(unknown="the captured registers are damaged")
+                clean_file = CapturedFile(unknown="the captured registers are damaged")
             elif isinstance(at, int):
                 # the device's serial number, eight bytes after the head, becomes zero
                 zeros = bytes(len(data[at + 4 : at + 12]))
                 clean = data[: at + 4] + zeros + data[at + 12 :]
-                kept = CapturedFile(base64=base64.b64encode(clean).decode())
+                clean_file = CapturedFile(base64=base64.b64encode(clean).decode())
         elif file.text is None:
-            kept = file
+            clean_file = file
         elif path in _IDENTITIES:
-            kept = CapturedFile(text="redacted\n")
+            clean_file = CapturedFile(text="redacted\n")
         elif path == "/proc/cmdline":
             # names stay; values only where they are about devices
             pairs = [x.partition("=") for x in file.text.partition(" -- ")[0].split()]
@@ -87,10 +87,10 @@ def redact_capture(capture: Capture) -> Capture:
                 f"{n}{sign}{value if not sign or _KEPT_VALUES.match(n) else 'redacted'}"
                 for n, sign, value in pairs
             ]
-            kept = CapturedFile(text=" ".join(words) + "\n")
+            clean_file = CapturedFile(text=" ".join(words) + "\n")
         else:
-            kept = CapturedFile(text=placeholders.text(file.text))
-        files[name] = kept
+            clean_file = CapturedFile(text=placeholders.text(file.text))
+        files[name] = clean_file
     commands = {}
     for name, command in capture.commands.items():
         texts = {"out": placeholders.text(command.out), "err": placeholders.text(command.err)}

@@ -161,8 +161,8 @@ class Sources:
         if isinstance(pin, DebPin):
             # last: mirrors drop old versions, and this archive keeps them all
             snapshot = os.environ.get("SM120_DEBIAN_SNAPSHOT")
-            kept = snapshot_places(self._client, snapshot, pin) if snapshot else ()
-            yield chain(self._below_mirrors(pin.path), kept)
+            archived = snapshot_places(self._client, snapshot, pin) if snapshot else ()
+            yield chain(self._below_mirrors(pin.path), archived)
         elif isinstance(pin, ArchivePin) and pin.kind == "debian":
             yield self._below_mirrors(pin.path or "")
         # of a user's own file the name means nothing to an index

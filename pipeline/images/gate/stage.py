@@ -387,9 +387,9 @@ def judge_built(context: GateContext, built: Built) -> Staged | None:
     if not runs:
         return None
     evidence = [run.evidence for run in runs]
-    kept = keep_evidence(context.store, built.name, built.platform, built.digest, evidence)
+    all_evidence = keep_evidence(context.store, built.name, built.platform, built.digest, evidence)
     seconds = {f"{run.evidence.gate} {run.evidence.arch}": run.seconds for run in runs}
-    return Staged(kept, seconds, shown_result(runs), next(filter(None, errors), None))
+    return Staged(all_evidence, seconds, shown_result(runs), next(filter(None, errors), None))
 
 
 def shown_result(runs: Sequence[GateRun]) -> GateResult | None:

@@ -236,8 +236,8 @@ def _container(
     compiler: Compiler, plan: TreePlan, toolchain: Built, folders: Mapping[str, Path], scratch: Path
 ) -> StepContainer:
     build, shares = plan.build, bool(compiler.object_cache)
-    kept = object_cache.objects_folder(compiler.store, is_shared=shares)
-    kept.mkdir(parents=True, exist_ok=True)
+    objects = object_cache.objects_folder(compiler.store, is_shared=shares)
+    objects.mkdir(parents=True, exist_ok=True)
     remote = {}
     if shares:
         folders = {**folders, SHARED: scratch / "shared"}
@@ -250,7 +250,7 @@ def _container(
     return StepContainer(
         root=unpacked_root(compiler.store, toolchain),
         image=default_tag(toolchain.name, toolchain.digest),
-        mounts={**folders, OBJECTS: kept},
+        mounts={**folders, OBJECTS: objects},
         env={
             **plan.toolchain.variables,
             "HOME": BUILD,

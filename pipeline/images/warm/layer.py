@@ -110,7 +110,7 @@ def pack_entries(
     missing: list[LackingKernel] = []
     for case, answer in answered:
         reached = {record.kernel: record.error or "" for record in answer.records}
-        kept: set[str] = set()
+        with_entry: set[str] = set()
         for entry in answer.entries:
             try:
                 unpacked = {
@@ -139,11 +139,11 @@ def pack_entries(
             if fault := faults[entry.key]:
                 reached[entry.kernel] = reached.get(entry.kernel) or fault
                 continue
-            kept.add(entry.kernel)
+            with_entry.add(entry.kernel)
             files |= {f"{FOLDER}/triton/{entry.key}/{n}": data for n, data in unpacked.items()}
         # those that the case must reach, and what else its call failed with
         for kernel in sorted({*case.kernels} | {k for k, why in reached.items() if why}):
-            if kernel not in kept:
+            if kernel not in with_entry:
                 why = reached.get(kernel) or answer.message or "the case does not reach it"
                 missing.append(LackingKernel(case=case.name, kernel=kernel, reason=why[:400]))
     by_case = {

@@ -239,11 +239,11 @@ class Bench:
         try:
             server_facts(self.server, self._run.server.model)
         except BenchUnanswered as error:
-            kept = sum(len(each.good_trials) for each in self._run.cells)
+            good = sum(len(each.good_trials) for each in self._run.cells)
             why = self.server.lost or "it has no list of models any more"
             raise BenchUnanswered(
                 f"{self.server.url}: the server went away during {cell.name}, trial {len(trials)}:"
-                f" {why}; {log.count(kept, 'trial')} before it {'is' if kept == 1 else 'are'} kept",
+                f" {why}; {log.count(good, 'trial')} before it {'is' if good == 1 else 'are'} kept",
                 "Serve it again, then run the same command: it goes on with that trial.",
             ) from error
         progress.skip(cell, repeats - len(trials))

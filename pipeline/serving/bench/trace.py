@@ -192,10 +192,10 @@ def replayed_sessions(
     every = read_trace(path, prompts)
     if most := prompts.most_input:
         # what does not fit into a context ends its session, as it would end the agent's
-        kept = (
+        fitting = (
             [r for n, r in enumerate(s) if all(x.input <= most for x in s[: n + 1])] for s in every
         )
-        every = [session for session in kept if session]
+        every = [session for session in fitting if session]
     if len(every) < least:
         raise WorkloadInvalid(
             f"{prompts.path}: has {log.count(len(every), 'session')}, {least} are asked for",

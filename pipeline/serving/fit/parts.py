@@ -199,11 +199,11 @@ def require_context_parallel(model: shape.Architecture, tp: int, dcp: int) -> No
         return
     most, group = max(1, tp // heads.kv_heads), heads.heads // heads.kv_heads
     if dcp > most or group % dcp:
-        kept = f"{heads.kv_heads} key and value heads on {tp} cards"
+        sharing = f"{heads.kv_heads} key and value heads on {tp} cards"
         fewer = [n for n in range(2, most + 1) if not group % n]
         possible = f"--dcp {fewer[-1]} is possible." if fewer else "leave --dcp out."
         raise DoesNotFit(
-            f"--dcp {dcp}: {kept} leave no {dcp} cards with the same ones",
+            f"--dcp {dcp}: {sharing} leave no {dcp} cards with the same ones",
             f"vLLM refuses it; {possible}",
         )
 

@@ -58,9 +58,9 @@ def bootstrap(groups: Sequence[Sequence[float]], *, is_share: bool = False) -> E
     percentiles of the draws, and no less than Wilson's interval for as many independent places as
     the groups are worth: near 1 most draws hold no miss, and know nothing of those to come.
     """
-    kept = [(math.fsum(group), len(group)) for group in groups if group]
-    places = sum(size for _, size in kept)
-    if not kept:
+    filled = [(math.fsum(group), len(group)) for group in groups if group]
+    places = sum(size for _, size in filled)
+    if not filled:
         return Estimate(value=0.0, low=-math.inf, high=math.inf, n=0, method="no place")
 
     def mean_and_error(drawn: Sequence[tuple[float, int]]) -> tuple[float, float]:
@@ -70,14 +70,16 @@ def bootstrap(groups: Sequence[Sequence[float]], *, is_share: bool = False) -> E
         squares = math.fsum((total - mean * size) ** 2 for total, size in drawn)
         return mean, math.sqrt(squares * len(drawn) / max(1, len(drawn) - 1)) / n
 
-    value, error = mean_and_error(kept)
+    value, error = mean_and_error(filled)
     dice = Random(_SEED)  # noqa: S311 - the same interval for the same answers
-    drawn = [mean_and_error(dice.choices(kept, k=len(kept))) for _ in range(_DRAWS if error else 1)]
+    drawn = [
+        mean_and_error(dice.choices(filled, k=len(filled))) for _ in range(_DRAWS if error else 1)
+    ]
     cut = round((1 - CONFIDENCE) / 2 * len(drawn))
     if is_share:
         means = sorted(mean for mean, _ in drawn)
         # without any spread, a group counts once
-        worth = min(places, value * (1 - value) / error**2) if error else len(kept)
+        worth = min(places, value * (1 - value) / error**2) if error else len(filled)
         least = wilson(value * worth, worth)
         low, high = min(means[cut], least.low), max(means[-cut - 1], least.high)
         method = "bootstrap over groups, at least Wilson"

@@ -84,11 +84,11 @@ def scale(kind: Kind, values: Iterable[float], start: float, end: float) -> Char
         return ChartScale(below, above, start, end, ticks, is_log=True)
     whole = ChartScale(low, high, start + _INSET, end - _INSET, is_log=True)
     # from the largest down: the end of a sweep is what readers look for
-    kept: list[float] = []
+    spaced: list[float] = []
     for value in reversed(known):
-        if not kept or abs(whole.at(value) - whole.at(kept[-1])) >= _LEAST_GAP:
-            kept.append(value)
-    return whole._replace(ticks=tuple(reversed(kept)))
+        if not spaced or abs(whole.at(value) - whole.at(spaced[-1])) >= _LEAST_GAP:
+            spaced.append(value)
+    return whole._replace(ticks=tuple(reversed(spaced)))
 
 
 def tick_label(value: float) -> str:

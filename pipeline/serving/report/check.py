@@ -88,8 +88,8 @@ def check_run(report: OpenedReport, index: int, path: Path) -> list[ReportProble
             for name in ("concurrency", "rate_per_s", "state"):
                 values = getattr(is_, name), getattr(shown, name)
                 pairs += json_differences(*values, f"{cell}/{name}")
-            have, kept = (sorted({note.kind for note in each.notes}) for each in (is_, shown))
-            pairs += json_differences(have, kept, f"{cell}/notes")
+            have, on_page = (sorted({note.kind for note in each.notes}) for each in (is_, shown))
+            pairs += json_differences(have, on_page, f"{cell}/notes")
             known = {n: m.model_dump(mode="json") for n, m in is_.numbers.items()}
             # a later version may know more numbers of a run than the page shows
             for name, measure in shown.numbers.items():

@@ -186,11 +186,11 @@ def render_paste(title: str, sections: Sequence[PasteSection], redactor: Redacto
             if section.has_head and not at:
                 lines.append(f"  {'  '.join('-' * len(cell) for cell in cells)}")
         lines += [f"  … and {more} more"] if (more := len(section.rows) - len(shown)) else []
-    kept, room = 0, _MOST_CHARACTERS
-    while kept < len(lines) and (room := room - len(lines[kept]) - 1) > 0:
-        kept += 1
-    cut = [f"… {log.count(len(lines) - kept, 'line')} cut"] if kept < len(lines) else []
-    text = "\n".join([*lines[1:kept], *cut])
+    count, room = 0, _MOST_CHARACTERS
+    while count < len(lines) and (room := room - len(lines[count]) - 1) > 0:
+        count += 1
+    cut = [f"… {log.count(len(lines) - count, 'line')} cut"] if count < len(lines) else []
+    text = "\n".join([*lines[1:count], *cut])
     # longer than any run of backticks inside, so that no text ends the block
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     head = _escaped(redactor.text(title))

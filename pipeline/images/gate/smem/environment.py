@@ -136,8 +136,8 @@ def make_environment(
     pins, root = _locked_pins(plan, wheels, kernels), _root_layer(context, plan)
     is_own = context.host == plan.platform
     if not is_own:
-        kept, find = context.store.root / "gate" / "host-wheels", context.make_finder
-        pins = [for_host(pin, plan.venv.version, context.host, kept, find) for pin in pins]
+        wheels_folder, find = context.store.root / "gate" / "host-wheels", context.make_finder
+        pins = [for_host(pin, plan.venv.version, context.host, wheels_folder, find) for pin in pins]
     own = locked_wheel(plan, "torch").version if kernels else ""
     used = _version(pins, "torch")
     stand_in = None if own == used else f"torch {used} carries the tensors of {own}"

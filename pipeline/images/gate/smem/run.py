@@ -241,7 +241,7 @@ def kept_or_asked(
     target: AnswerTarget[Case, Answer], cases: Sequence[Case]
 ) -> list[tuple[Case, Answer, bool]]:
     """Takes answers from the store, and asks workers for the others."""
-    kept: dict[str, Answer] = {}
+    known: dict[str, Answer] = {}
     for case in cases:
         path = target.answer_path(case)
         try:
@@ -249,13 +249,13 @@ def kept_or_asked(
         except (OSError, ValidationError):
             continue  # a damaged or half-written answer counts as none
         mark_used(path)
-        kept |= {case.name: answer} if answer.case == case.name else {}
-    if kept:
-        log.say(f"  {len(kept)} of {log.count(len(cases), 'case')} judged before, from the store")
-    asked = [case for case in cases if case.name not in kept]
+        known |= {case.name: answer} if answer.case == case.name else {}
+    if known:
+        log.say(f"  {len(known)} of {log.count(len(cases), 'case')} judged before, from the store")
+    asked = [case for case in cases if case.name not in known]
     ask: Callable[[Any, Sequence[Any]], list[Any]] = target.ask or ask_workers
     new = {answer.case: answer for answer in ask(target, asked)}
-    return [(case, kept.get(case.name) or new[case.name], case.name in kept) for case in cases]
+    return [(case, known.get(case.name) or new[case.name], case.name in known) for case in cases]
 
 
 def ask_workers(target: WorkerTarget[Case, Answer], cases: Sequence[Case]) -> list[Answer]:

@@ -234,8 +234,8 @@ def fetch_template(context: GateContext, source: TemplateSource, pin: Any) -> Mo
     """A template out of a locked package; once read, it is kept in the store by its digest."""
     assert source.path is not None
     assert source.digest is not None
-    kept = context.store.root / "gate" / "templates" / source.digest.removeprefix("sha256:")
-    data = kept.read_bytes() if kept.is_file() else b""
+    saved = context.store.root / "gate" / "templates" / source.digest.removeprefix("sha256:")
+    data = saved.read_bytes() if saved.is_file() else b""
     if sha256_of(data) != source.digest:
         package = fetch_package(context, pin)
         try:
@@ -255,8 +255,8 @@ def fetch_template(context: GateContext, source: TemplateSource, pin: Any) -> Mo
                 f"{pin.file}: {source.path} is not the file that sources.yaml names",
                 "Correct `digest` in images/common/gates/templates/sources.yaml.",
             )
-        write_bytes(kept, data)
-    mark_used(kept)
+        write_bytes(saved, data)
+    mark_used(saved)
     template = ChatTemplate(data.decode(errors="replace"), source.tokens)
     why = f"{pin.name} {pin.version} has the template alone"
     inputs = {f"{pin.name} {pin.version}/{source.path}": source.digest}

@@ -112,8 +112,8 @@ async def _turn(
         if answer.model not in (session.model, *session.aliases):
             raise Unsound(f"/v1/messages: asked {session.model!r}, and {answer.model!r} answered")
         # thinking is sent back below, where a server may refuse it
-        kept = [part for part in answer.parts if part.get("type") in ("text", "tool_use")]
-        turns.append({"role": "assistant", "content": kept})
+        parts = [part for part in answer.parts if part.get("type") in ("text", "tool_use")]
+        turns.append({"role": "assistant", "content": parts})
         calls = [(call.name, arguments_of(call)) for call in answer.calls]
         if not calls or is_called:
             break
@@ -137,15 +137,15 @@ async def _kept(session: SmokeSession) -> str:
     counts = [answer.cached_tokens for answer in session.turns]
     if not session.plan.caches or not any(n is not None for n in counts):
         raise NotOffered("the server does not count cached tokens (cache_read_input_tokens)")
-    kept = [n or 0 for n in counts]
-    for number in range(_LATE, len(kept)):
-        if kept[number] < _KEPT_SHARE * prompts[number - 1]:
+    cached = [n or 0 for n in counts]
+    for number in range(_LATE, len(cached)):
+        if cached[number] < _KEPT_SHARE * prompts[number - 1]:
             before = f"the turn before had {prompts[number - 1]}"
-            few = f"{kept[number]} of {prompts[number]} tokens were kept, and {before}"
-            raise Unsound(f"turn {number + 1}: {few}; cached tokens by turn: {kept}")
-    if kept[-1] <= kept[_LATE]:
-        raise Unsound(f"the conversation grows, and what is kept of it does not: {kept}")
-    return f"by turn: {', '.join(map(str, kept))} of {prompts[-1]} in the end"
+            few = f"{cached[number]} of {prompts[number]} tokens were kept, and {before}"
+            raise Unsound(f"turn {number + 1}: {few}; cached tokens by turn: {cached}")
+    if cached[-1] <= cached[_LATE]:
+        raise Unsound(f"the conversation grows, and what is kept of it does not: {cached}")
+    return f"by turn: {', '.join(map(str, cached))} of {prompts[-1]} in the end"
 
 
 @AGENTS.check("as Claude Code asks")

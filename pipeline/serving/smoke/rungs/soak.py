@@ -162,9 +162,9 @@ async def _lane(
 
 
 def _keep(session: SmokeSession, client: ChatClient) -> None:
-    kept = session.client.exchanges
-    for exchange in client.exchanges if len(kept) < _MOST_KEPT else []:
-        kept.append(exchange.model_copy(update={"number": len(kept)}))
+    exchanges = session.client.exchanges
+    for exchange in client.exchanges if len(exchanges) < _MOST_KEPT else []:
+        exchanges.append(exchange.model_copy(update={"number": len(exchanges)}))
 
 
 async def _watch(session: SmokeSession, soak: _Soak, begin: float) -> None:
