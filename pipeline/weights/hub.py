@@ -156,7 +156,7 @@ class Hub:
             return reply
 
         try:
-            reply = self._client.patience.retried(once, self._attempts)
+            reply = self._client.retry_policy.retried(once, self._attempts)
         except failures.NetError as error:
             if isinstance(error, failures.BadAnswer):
                 raise HubBroken(f"{repository}: {error}") from error

@@ -72,7 +72,7 @@ class RegistryClient:
         )
         self.stop, self.pages_s = self._http.stop, allowed.limits.pages_s
         self.hang_up = self._http.hang_up  # ends everything under way
-        self.patience = RetryPolicy(self.stop, allowed.first_wait_s)
+        self.retry_policy = RetryPolicy(self.stop, allowed.first_wait_s)
         is_plain = allowed.insecure_http
         # a certificate for a registry on this machine means that it speaks TLS
         has_own = ca_file or auth.certificate_files(host_port)
@@ -96,7 +96,7 @@ class RegistryClient:
     def ask(self, request: RegistryRequest, most_bytes: int = MOST_ANSWER_BYTES) -> Reply:
         """A whole answer with a good status; temporary failures are tried again."""
         try:
-            return self.patience.retried(lambda: self.read(self.once(request), most_bytes))
+            return self.retry_policy.retried(lambda: self.read(self.once(request), most_bytes))
         except Lost as lost:
             raise RegistryUnreachable(f"{self.name}: {lost}") from lost
 

@@ -146,7 +146,7 @@ def receive_blob(repository: Repository, blob: Descriptor, partial: Path | None,
     With no such file, the blob is read and compared with its digest, and nothing is kept.
     """
     place, scope = f"{repository.path}/blobs/{blob.digest}", repository.may("pull")
-    gauge, patience, size_bytes = Gauge(bar), repository.client.patience, blob.size_bytes
+    gauge, retry_policy, size_bytes = Gauge(bar), repository.client.retry_policy, blob.size_bytes
 
     def open_at(start: int) -> Answer:
         part = {"Range": f"bytes={start}-"} if start else {}
@@ -161,9 +161,9 @@ def receive_blob(repository: Repository, blob: Descriptor, partial: Path | None,
 
     try:
         if partial is None:
-            got = patience.retried(once)
+            got = retry_policy.retried(once)
         else:
-            got = download_blob(open_at, partial, blob.digest, size_bytes, gauge, patience)
+            got = download_blob(open_at, partial, blob.digest, size_bytes, gauge, retry_policy)
     except BadAnswer as error:
         raise RegistryBroken(f"{blob.digest}: {error}") from error
     except Lost as lost:

@@ -110,5 +110,5 @@ def list_in_fallback_tag(repository: Repository, subject: str, new: list[Descrip
         after = _fallback_index(repository, subject)
         if after and wanted <= {d.digest for d in after.manifests}:
             return
-        repository.client.patience.pause(attempt)
+        repository.client.retry_policy.pause(attempt)
     raise RegistryBroken(f"{repository}: the tag {fallback_tag(subject)} does not keep its entries")

@@ -143,7 +143,7 @@ class _Upload:
                 failures = 1 if self._offset > before else failures + 1
                 if failures == timing.ATTEMPTS:
                     raise errors.RegistryUnreachable(f"{self._repository}: {lost}") from lost
-                self._client.patience.pause(failures - 1, lost)
+                self._client.retry_policy.pause(failures - 1, lost)
             # the closing request may have arrived and only its answer been lost
             if self._repository.has_blob(self._blob.digest, self._blob.size_bytes):
                 return

@@ -26,7 +26,7 @@ def download_blob(
     digest: str,
     size_bytes: int,
     gauge: Gauge,
-    patience: RetryPolicy,
+    retry_policy: RetryPolicy,
 ) -> str:
     """Completes `partial`, and returns what came, as a digest; what differs is not kept.
 
@@ -65,7 +65,7 @@ def download_blob(
             failures = 1 if size_so_far(partial) >= before + _PROGRESS_BYTES else failures + 1
             if failures >= most_attempts(lost):
                 raise
-            patience.pause(failures - 1, lost)
+            retry_policy.pause(failures - 1, lost)
             continue
         if got == digest:
             return got

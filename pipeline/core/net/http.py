@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class NetClient(HttpClient):
-    """The one HTTP client with pip's and uv's settings, and with patience."""
+    """The one HTTP client with pip's and uv's settings, and with retries."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class NetClient(HttpClient):
             )
         except NetError as error:
             raise unreachable_error(error) from error
-        self.patience = RetryPolicy(self.stop, first_wait_s)
+        self.retry_policy = RetryPolicy(self.stop, first_wait_s)
 
     def size_of(self, url: str) -> int:
         """A file's size without its bytes."""
@@ -80,7 +80,7 @@ class NetClient(HttpClient):
     def retried(self, ask: Callable[[], Result]) -> Result:
         """What may pass is tried again; what is left is an error of our own."""
         try:
-            return self.patience.retried(ask)
+            return self.retry_policy.retried(ask)
         except NetError as error:
             raise unreachable_error(error) from error
 
@@ -105,7 +105,7 @@ def download_file(
         return client.open("GET", url, {"Range": f"bytes={start}-"} if start else {})
 
     try:
-        got = net_download(open_at, partial, want, size_bytes, gauge, client.patience)
+        got = net_download(open_at, partial, want, size_bytes, gauge, client.retry_policy)
     except BadAnswer as error:
         raise DigestMismatch(f"{masked(url)}: {error}") from error
     except Lost as error:

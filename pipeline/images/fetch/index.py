@@ -67,7 +67,7 @@ def list_index_files(
             ) from error
 
     try:
-        return client.patience.retried(once, PAGE_ATTEMPTS)
+        return client.retry_policy.retried(once, PAGE_ATTEMPTS)
     except Lost as error:
         raise failure(error) from error
     except NetError as error:

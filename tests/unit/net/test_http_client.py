@@ -644,12 +644,12 @@ def test_the_watchdog_minds_short_limits_that_come_after_long_ones() -> None:
 @pytest.mark.parametrize(("asked_s", "n_asked"), [(1e9, 1), (400.0, 2), (0.0, ATTEMPTS)])
 def test_a_server_that_asks_for_days_is_given_up_at_once(asked_s: float, n_asked: int) -> None:
     asked: list[float] = []
-    patience = RetryPolicy(threading.Event(), 0.0)
-    patience.pause = lambda attempt, lost=None: asked.append(attempt)  # type: ignore[method-assign]
+    retry_policy = RetryPolicy(threading.Event(), 0.0)
+    retry_policy.pause = lambda attempt, lost=None: asked.append(attempt)  # type: ignore[method-assign]
 
     def busy() -> None:
         raise Lost("answers 429", wait_s=asked_s)
 
     with pytest.raises(Lost, match="429"):
-        patience.retried(busy)
+        retry_policy.retried(busy)
     assert len(asked) + 1 == n_asked

@@ -499,11 +499,11 @@ def test_a_wait_of_seconds_is_reported_with_its_reason_and_once(
     client = repository_at(door).client
     lost = Lost("the registry answers 503", wait_s=1)
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda _: client.patience.pause(0, lost), range(3)))
+        list(pool.map(lambda _: client.retry_policy.pause(0, lost), range(3)))
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["  the registry answers 503; trying again in 1 s"]
 
 
 def test_a_short_wait_is_not_reported(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
-    repository_at(door).client.patience.pause(0, Lost("broke off"))
+    repository_at(door).client.retry_policy.pause(0, Lost("broke off"))
     assert capsys.readouterr().err == ""

@@ -60,7 +60,9 @@ def test_waits_begin_short_and_grow_with_each_failure_in_a_row(
     repository: Repository, door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[int] = []
-    monkeypatch.setattr(repository.client.patience, "pause", lambda turn, lost: waited.append(turn))
+    monkeypatch.setattr(
+        repository.client.retry_policy, "pause", lambda turn, lost: waited.append(turn)
+    )
     door.fail("PATCH", "uploads", drop(), times=99)
     with pytest.raises(RegistryUnreachable):
         push(repository, DATA)
