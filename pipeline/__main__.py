@@ -1,4 +1,4 @@
-"""`python -m pipeline` is the same door as `sm120`."""
+"""`python -m pipeline` runs the same command as `sm120`."""
 
 from pipeline.cli.main import main
 

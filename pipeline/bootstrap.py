@@ -36,11 +36,11 @@ _UV_NAMES = {
     "no-index": "UV_NO_INDEX",
     "no-cache-dir": "UV_NO_CACHE",
 }
-FOLDER = "tool"  # of that name it is found below a folder that --mirror names, too
+FOLDER = "tool"  # a folder of that name below one that --mirror names will do, too
 
 
 def environment(root: Path, group: str) -> Path:
-    """The programs of a hash-locked group, in `.nox/GROUP`; made anew for another lock or place.
+    """Makes the programs of a hash-locked group in `.nox/GROUP`, anew for another lock or place.
 
     One environment serves all sessions of a group: a session of nox's own would be a copy each.
     """
@@ -104,7 +104,7 @@ _IN_FOLDER = (
 
 
 def tool_folder(arguments: Sequence[str], variables: Mapping[str, str]) -> Path | None:
-    """The folder of wheels that was named, or that lies below a folder of collected files."""
+    """Finds the named folder of wheels, or the one below a folder of collected files."""
     if named := variables.get(VARIABLE):
         return Path(named).expanduser().resolve()
     mirrors = [value for word, value in pairwise(arguments) if word == "--mirror"]
@@ -115,7 +115,7 @@ def tool_folder(arguments: Sequence[str], variables: Mapping[str, str]) -> Path 
 
 
 def uv_variables(python: Path) -> dict[str, str]:
-    """The environment in which uv asks whom pip would ask; empty where pip must not ask anybody."""
+    """The environment that makes uv ask whom pip would ask; empty where pip may ask nobody."""
     command = [str(python), "-m", "pip", "config", "list", "--disable-pip-version-check"]
     listing = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     found = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_LINK_MODE": "copy"}
@@ -179,7 +179,7 @@ def _run(
 
 
 def how_far(outputs: list[bytes], packages: int) -> str:
-    """What pip is doing, by the lines that it has written; several of them may share the work.
+    """Says what pip is doing, by the lines that it wrote; several pips may share the work.
 
     uv writes none before its end.
     """
@@ -194,7 +194,7 @@ def how_far(outputs: list[bytes], packages: int) -> str:
 
 
 def last_words(errors: str) -> str:
-    """Why pip failed, as it says itself; a crash of its own ends with the reason."""
+    """Finds why pip failed, in its own words; a crash of pip ends with the reason."""
     lines = [line.removeprefix("ERROR: ").strip() for line in errors.splitlines() if line.strip()]
     failed = [line for line in errors.splitlines() if line.startswith("ERROR: ")]
     named = [line.removeprefix("ERROR: ") for line in failed if line.strip() != "ERROR: Exception:"]

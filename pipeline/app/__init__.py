@@ -6,7 +6,7 @@ what they share. Nothing in this package knows click, prints to stdout or ends t
 goes through core.log, and every failure is a PipelineError. It imports any package but the cli, and
 only the cli imports it.
 
-`from pipeline import app` loads no module of it before it is used: `app.verify` does not wait for
+`from pipeline import app` loads a module only when it is used: `app.verify` does not wait for
 the libraries of `app.build`.
 """
 
@@ -58,11 +58,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Load a module of this package when it is first named."""
+    """Load a module of this package on first use."""
     try:
         return import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as error:
-        # a library that is not installed keeps its own error
+        # a missing library keeps its own error
         if error.name != f"{__name__}.{name}":
             raise
         raise AttributeError(name) from error

@@ -1,4 +1,4 @@
-"""Audit images: known vulnerabilities by an advisory database on disk, and who holds a package."""
+"""Audit images: find known vulnerabilities with a database on disk, and who holds a package."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from pipeline.images.assemble.plan import plan_image
 from pipeline.images.lock.model import DebPin
 from pipeline.images.spec.image import AcceptedAdvisory
 
-# a file of `sm120 host status --json` of a thousand hosts has a few megabytes
+# `sm120 host status --json` writes a few megabytes for a thousand hosts
 _MOST_HOSTS_BYTES = 64 << 20
 
 
@@ -59,7 +59,7 @@ class AuditRequest:
 
     @property
     def serving(self) -> dict[str, list[str]]:
-        """The hosts that serve each digest, by what `sm120 host status --json` printed."""
+        """Read which hosts serve each digest from the output of `sm120 host status --json`."""
         found: dict[str, list[str]] = {}
         if self.hosts_path is None:
             return found
@@ -76,7 +76,7 @@ class AuditRequest:
         return found
 
     def bills(self, workspace: Workspace, name: str, now: datetime) -> Iterator[AuditedImage]:
-        """The bills that a name stands for: a file, an artifact's evidence, or an image."""
+        """Find the bills that a name means: a file, an artifact's evidence, or an image."""
         path = Path(name)
         if path.is_file():
             data = read_bounded(path)
@@ -119,7 +119,7 @@ class AuditRequest:
                 found = _from_bill(bill, f"{name} {each}", "")
                 yield replace(found, built=built, platform=each)
                 continue
-            # as a bill names them; what wheels carry inside is known of built images only
+            # as a bill names them; only built images tell what wheels carry inside
             components = []
             for package in Toolchain(plan, plan.key).parts:
                 source = package.pin.source if isinstance(package.pin, DebPin) else None
@@ -143,7 +143,7 @@ class AuditedImage:
     """One image: its packages, what was found, and the hosts that serve it."""
 
     title: str
-    name: str  # by which a checkout may know it
+    name: str  # the name that a checkout may know it by
     digest: str | None  # none where only its lock is known
     platform: str
     purl: str
@@ -184,7 +184,7 @@ class AuditResult:
 
     @property
     def rows(self) -> list[list[str]]:
-        """The findings as a table shows them."""
+        """The findings as rows of a table."""
         rows, today = [], self.now.date()
         for image, each in self.findings:
             state = "open"
@@ -199,7 +199,7 @@ class AuditResult:
 
     @property
     def lines(self) -> list[str]:
-        """What was compared of each image, what nobody named, and the age of the database."""
+        """Say what each image's audit compared, what nobody named, and how old the database is."""
         lines, today = [], self.now.date()
         for image in self.images:
             line = f"{image.title}: {log.count(len(image.packages), 'package')}"
@@ -241,7 +241,7 @@ class AuditResult:
 def audit_images(workspace: Workspace, request: AuditRequest) -> AuditResult:
     """Match every package of every image with the advisories; asks no network but a registry."""
     now, serving = datetime.now(UTC), request.serving
-    # a missing key is noticed before minutes of reading
+    # reports a missing key before minutes of reading
     signer = signer_of(request.key_path) if request.attest else None
     names = dict.fromkeys(request.subjects or workspace.checkout().images())
     images = [image for name in names for image in request.bills(workspace, name, now)]
@@ -311,7 +311,7 @@ def audit_images(workspace: Workspace, request: AuditRequest) -> AuditResult:
 
 
 def _from_bill(bill: dict[str, Any], title: str, note: str) -> AuditedImage:
-    """An image as a bill of materials of anybody describes it."""
+    """Read an image from a bill of materials, whoever wrote it."""
     metadata = bill.get("metadata")
     about = metadata.get("component") if isinstance(metadata, dict) else None
     about = about if isinstance(about, dict) else {}
@@ -324,7 +324,7 @@ def _from_bill(bill: dict[str, Any], title: str, note: str) -> AuditedImage:
     noted = [x for x in tables("properties") if x.get("name") == "sm120:platform"]
     platforms = [str(x.get("value")) for x in noted]
     packages, serial = packages_of(bill, title), bill.get("serialNumber")
-    # what a wheel says of itself and nobody could read may be anything
+    # an unreadable self-description of a wheel may hide anything
     unread = canonical_json(bill).count(b'"name":"sm120:sbom:unread"')
     if unread:
         gap = f"{log.count(unread, 'bill')} inside wheels could not be read"

@@ -131,7 +131,7 @@ def measure_server(
         asked = (workload_digest(workload), recipe_digest(recipe) if recipe else None, "complete")
         is_done = done and (done.inputs.workload, done.inputs.recipe, done.state) == asked
         if done and is_done and all(cell.state == "good" for cell in done.cells):
-            # no engine is started to say so
+            # says so without starting an engine
             require_as_measured(folder, done)
             log.say(f"The run in {folder} is finished: nothing is measured.")
             runs.append(done)
@@ -219,7 +219,7 @@ def require_good(runs: Sequence[BenchRun]) -> None:
 def chosen_workloads(
     workspace: Workspace, request: BenchRequest
 ) -> tuple[Recipe | None, dict[str, Workload]]:
-    """The recipe, none for an address, and the workloads with what was changed of them."""
+    """Read the recipe (none for an address) and the workloads, with the user's changes."""
     recipe = None
     if not is_address(request.target):
         recipe = recipes_of(workspace, request.folders).read(request.target)
@@ -233,7 +233,7 @@ def chosen_workloads(
 
 
 def _require_trace(name: str, workload: Workload) -> None:
-    """A trace that cannot be replayed is refused before a server is asked or started."""
+    """Refuse a trace that cannot be replayed, before asking or starting a server."""
     path = prompt_file(name, workload)
     if path and isinstance(workload.prompts, TracePrompts):
         most = max((load.requests for load in workload.loads), default=0)
@@ -244,7 +244,7 @@ def _require_trace(name: str, workload: Workload) -> None:
 def _server_of(
     workspace: Workspace, recipe: Recipe | None, target: str, engine: Wanted, on: RemoteHost | None
 ) -> Iterator[tuple[MeasuredServer, ServedStatus | None, Site]]:
-    """The server to measure for as long as the block lasts: an address, or a recipe's."""
+    """Yield the server to measure while the block lasts: an address, or a recipe's."""
     if recipe is None:
         yield MeasuredServer(Address.read(target), target, api_headers()), None, HERE
         return
@@ -277,7 +277,7 @@ def _inputs(
     signing: Signing,
     known: dict[str, Any] | None = None,  # what is known besides, by the names of inputs
 ) -> Inputs:
-    """What the numbers rest on; another host is asked for its own facts, which are kept."""
+    """Collect what the numbers rest on; ask another host for its facts, and keep them."""
     digests: dict[str, Any] = {"host": None, **(known or {})}
     path = request.host_facts
     # any other file's digest would say nothing of a host
@@ -330,7 +330,7 @@ def changed_workload(
     starts: int | None = None,
     allow_loops: bool = False,
 ) -> Workload:
-    """A workload with what was typed in place of its own; its digest is another then."""
+    """Replace a workload's values with the ones typed; this changes its digest."""
     values: dict[str, Any] = {}
     if concurrency and rate:
         raise errors.WorkloadInvalid("--concurrency and --rate: name one of them")
@@ -387,7 +387,7 @@ def changed_workload(
 def _recipe_starter(
     workspace: Workspace, recipe: Recipe, request: BenchRequest
 ) -> Iterator[tuple[Starter, Begun]]:
-    """Starts of a recipe, and what each rests on; the machine ends as it was found."""
+    """Yield a starter for a recipe; restore the machine's state at the end."""
     options, name = ServeOptions(weights=folder_on(None, request.weights, "--weights")), recipe.name
     with machine_on(workspace, None, request.engine, name) as (site, containers):
         context = ServeContext(workspace.checkout(), workspace.store(), options, site)
@@ -405,7 +405,7 @@ def _recipe_starter(
                 if any(map(containers.image, ids)):
                     log.say(f"The pull is not measured: {name}'s image is loaded on this machine")
                 else:
-                    # the very image that is served; nothing is taken from the store, which has it
+                    # pulls the image that is served, though the store has it
                     place = f"{parse_repository(request.pull)}@{job.record.digest}"
                     with context.store.scratch() as scratch:
                         pull(place, scratch / "image", access=request.access)
@@ -490,7 +490,7 @@ def compare_results(
     allow: float = 5.0,
     metrics: Sequence[str] = (),
 ) -> tuple[BenchComparison, list[GateRow], errors.PipelineError | None]:
-    """What changed between two results; with `gate`, a verdict on each judged number.
+    """Say what changed between two results; with `gate`, judge each gated number.
 
     The error is BenchWorse or BenchUndecided where the gate did not pass.
     """

@@ -71,7 +71,7 @@ class BenchCase:
 
 @dataclass(frozen=True)
 class BenchTarget(AnswerTarget[BenchCase, MeasuredRun]):
-    """Runs of a recipe; their folder is what keeps them, so that users can delete one."""
+    """Runs of a recipe; only their folder keeps them, so that users can delete one."""
 
     recipe: Recipe
     out: Path
@@ -89,7 +89,7 @@ class BenchTarget(AnswerTarget[BenchCase, MeasuredRun]):
         return sha256_of(canonical_json({**self.digests, "bench": workload_digest(case.workload)}))
 
     def is_about(self, case: BenchCase, run: BenchRun) -> bool:
-        """Whether a run is whole, and of this recipe and this workload."""
+        """Whether a run is complete, and measured this recipe with this workload."""
         asked = (workload_digest(case.workload), self.digests["recipe"], "complete")
         own = workload_digest(run.workload)
         return (run.inputs.workload, run.inputs.recipe, run.state) == asked and own == asked[0]

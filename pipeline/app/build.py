@@ -1,4 +1,4 @@
-"""Build images into the store: plan, build, state, gate; and build again to compare."""
+"""Build images into the store: plan, build, state, gate; then rebuild to compare."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _plans(
         rows = report_warm(workspace, replace(about, all_recipes=True))
         lacking = [row for row in rows if row.state not in ("present", "none needed")]
         if lacking or not rows:
-            # what several recipes lack for one reason is said once
+            # says once what several recipes lack for one reason
             lacks: dict[str, list[str]] = {}
             for row in lacking:
                 why = f"({row.reason})" if row.reason else ""
@@ -215,7 +215,7 @@ def _plans(
 def _judge(
     workspace: Workspace, built: list[Built], request: BuildRequest, on_judged: OnJudged | None
 ) -> dict[Built, Staged]:
-    """Every image's gates, one after the other; a failure waits until all were judged."""
+    """Judge every image's gates in turn; a failure is raised only after the last one."""
     # slow to import, and most builds are not judged
     from pipeline.app.gate import make_gate_context
     from pipeline.images.gate.stage import judge_built
@@ -258,7 +258,7 @@ def _make_missing_warm(
 
 
 def plan_build(workspace: Workspace, request: BuildRequest) -> BuildPlan:
-    """What a build would take: the same images as `build`; fetches and writes nothing."""
+    """Work out what `build` would take for the same images; fetch and write nothing."""
     Signing()  # refuses a key that cannot be read, as the build would
     store = workspace.store_to_read()
     return _build_plan(store, *_plans(workspace, request, store))
@@ -271,7 +271,7 @@ def plan_images(
     layers: LayerSettings | None = None,
     access: Access | None = None,
 ) -> BuildPlan:
-    """What building images would take, of all where none is named."""
+    """Work out what building images would take: all of them if none is named."""
     store = workspace.store_to_read()
     plans = plans_of(workspace.checkout(), names, platform)
     offered = offered_layers(workspace, missing_trees(store, plans), layers, access)
@@ -332,7 +332,7 @@ def build_again(
     offline: bool,
     bases: BaseSettings | None,
 ) -> Built:
-    """Build an image in an empty store, so that nothing that was built before can leak into it."""
+    """Build an image in an empty store, so that no earlier build can leak into it."""
     from pipeline.images.fetch.inputs import make_fetcher
 
     checkout, store = workspace.checkout(), workspace.store()

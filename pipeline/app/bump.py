@@ -71,14 +71,14 @@ from pipeline.images.spec.new import copy_image
 from pipeline.images.start_test.expected import engine_of
 
 Advice = Literal["take", "take with patches", "wait", "nothing newer"]
-# Part of the key of every kept result: raised when the same findings are judged otherwise.
+# Part of the key of every kept result: raised when the judgement of the same findings changes.
 _FORMAT = 1
 _FOLDER = "bumps"
 # a whole version, as `--to` may name it; anything else is a range
 _NAMED = re.compile(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)?")
 _LONGEST = 280  # of the first reason, in a line
 _MOST_ROWS = 8  # of what failed, on a page; the commands that it names show all
-# A patch in one of these states is left out of the candidate, and its gate passes without it.
+# The candidate leaves out a patch in one of these states, and its gate passes without it.
 GONE = ("upstreamed", "superseded", "not needed yet")
 _KEPT = ("needed", "no gate")
 _NOT_BUILT = "not judged: the image was not built (--no-build)"
@@ -87,7 +87,7 @@ _QUICK = "only the cases that patches name were judged (--quick)"
 
 @dataclass(frozen=True)
 class BumpRequest:
-    """Which images to judge at which versions, and what may be left out or written."""
+    """Which images to judge at which versions, and what to leave out or write."""
 
     names: tuple[str, ...] = ()
     everything: bool = False
@@ -140,7 +140,7 @@ class JudgedGate(Frozen):
 
     @classmethod
     def of(cls, result: Evidence) -> JudgedGate:
-        """A gate's evidence in the numbers and names of a page."""
+        """Reduce a gate's evidence to the numbers and names that a page shows."""
         bad = [row for row in result.rows if row.verdict == result.verdict]
         passed = result.verdict in ("passed", "accepted")
         # what a kernel needs says nothing without what the card has
@@ -172,11 +172,11 @@ class Bump(Frozen):
     before: LockFacts | None = None
     after: LockFacts | None = None
     moves: list[Move] = []
-    licences: list[LicenceMove] | None = None  # none where nothing was built to read them from
+    licences: list[LicenceMove] | None = None  # none where there is no build to read them from
     patches: list[PatchVerdict] = []
     gates: list[JudgedGate] = []
     seconds: float = 0.0
-    is_kept: bool = False  # found as it was judged before
+    is_kept: bool = False  # an earlier run judged it
 
     @property
     def failures(self) -> list[str]:
@@ -200,7 +200,7 @@ class Bump(Frozen):
 
     @property
     def advice(self) -> Advice:
-        """What to do: unknown and failed mean to wait."""
+        """What to do: wait if anything failed or is unknown."""
         if self.version == self.locked:
             return "nothing newer"
         if self.reasons:
@@ -215,7 +215,7 @@ class Bump(Frozen):
             more = len(self.reasons) - 1
             others = f" And {log.count(more, 'reason')} more." if more else ""
             first = self.reasons[0].rstrip(".")
-            # whole lines of an engine's code, or all that a resolver says, stand further below
+            # lines of an engine's code, and a resolver's full message, follow further below
             first = f"{first[:_LONGEST]}…" if len(first) > _LONGEST else f"{first}."
             return f"{first}{others}"
         needed = [verdict.patch for verdict in self.patches if verdict.state in _KEPT]
@@ -236,7 +236,7 @@ class Bump(Frozen):
 
     @property
     def as_json(self) -> dict[str, Any]:
-        """For programs: all that was found, and what follows from it."""
+        """The findings and the advice, for programs."""
         more = {"advice": self.advice, "reasons": self.reasons, "sentence": self.sentence}
         return {**self.model_dump(mode="json"), **more}
 
@@ -372,7 +372,7 @@ def make_candidate(
 
 
 def lock_facts(checkout: Checkout, name: str, platform: str, engine: str) -> LockFacts:
-    """What the lock of an image holds, in the numbers that people compare."""
+    """Read from an image's lock the numbers that people compare."""
     plan = plan_image(checkout, name, platform)
     versions, cuda = {pin.name: pin.version for pin in plan.lock.wheels}, ""
     with suppress(errors.GateEnvironment):  # nothing in it is for a GPU
@@ -388,7 +388,7 @@ def lock_facts(checkout: Checkout, name: str, platform: str, engine: str) -> Loc
 
 
 def findings_path(workspace: Workspace, about: list[Any]) -> Path:
-    """Where findings are kept, by all that decides them: specs, cases, patches, judging code."""
+    """Return where findings are kept; specs, cases, patches and judging code decide the name."""
     root = workspace.checkout().root
     files = sorted(path for path in (root / "images").rglob("*") if path.is_file())
     read = [[str(path.relative_to(root)), sha256_of(path.read_bytes())] for path in files]
@@ -398,7 +398,7 @@ def findings_path(workspace: Workspace, about: list[Any]) -> Path:
 
 
 def keep_patches(candidate: Candidate, verdicts: Sequence[PatchVerdict], version: str) -> None:
-    """Leave out of a candidate's series what it does without, and forget the old files' hashes."""
+    """Drop the patches that a candidate does not need, and the old files' hashes."""
     checkout = candidate.workspace.checkout()
     spec = checkout.spec(candidate.image)
     if spec.patches is None:
@@ -473,7 +473,7 @@ def bump_images(
             locked = locked_wheel(plan_image(checkout, name, platform), engine)
             ranges = [*asked.get(engine, []), *asked.get("", [])]
             if request.offline:
-                # a version that is named needs no index, where its lock is kept
+                # a named version needs no index if its lock is kept
                 versions = [part.strip() for each in ranges for part in each.split(",")]
                 if not asked or not all(_NAMED.fullmatch(part) for part in versions):
                     raise errors.OfflineMiss(
@@ -531,7 +531,7 @@ def _judge_bump(
     platform: str,
     slurm: SlurmOrder | None,
 ) -> Bump:
-    """Resolve, then patches, gates and start of one image at one version; or as it was kept."""
+    """Judge one image at one version: lock, patches, gates, start; or read the kept result."""
     start, checkout, store = time.monotonic(), workspace.checkout(), workspace.store()
     engine = engine_of_image(checkout, name)
     before = lock_facts(checkout, name, platform, engine)
@@ -567,14 +567,14 @@ def _judge_bump(
     is_whole = True
 
     def attempt(gate: str, judge: Callable[[], Found]) -> Found | None:
-        """One stage; what cannot be judged is unknown, and the next stage still runs."""
+        """Run one stage; if it cannot judge, record unknown and let the next stage run."""
         nonlocal is_whole
         try:
             return judge()
         except errors.Interrupted:
             raise
         except errors.PipelineError as error:
-            # a patch fits or not; all else is perhaps of this machine alone, and is tried again
+            # a patch fits or not; any other failure may be this machine's alone, and is tried again
             is_conflict = isinstance(error, errors.PatchConflict)
             is_whole &= is_conflict
             verdict: GateVerdict = "failed" if is_conflict else "unknown"
@@ -628,7 +628,7 @@ def _judge_bump(
             licences = [
                 LicenceMove(name=each, before=sides[0].get(each), after=sides[1][each])
                 for each in sorted(changed & sides[1].keys())
-                # of what only moved, nothing is said where the old one was not built here
+                # says nothing about what only moved where the old one was not built here
                 if sides[0].get(each) != sides[1][each] and (each in sides[0] or each in added)
             ]
         # its layers stay until `sm120 store trim`; the candidate is no image of this store

@@ -11,7 +11,7 @@
     keys/                public keys and the trust file
 
 `write_bundle` composes what other commands do; `unbundle` believes nothing before the signature
-and every byte were checked.
+and every byte are checked.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class RolePackages(RootModel[dict[str, list[Name]]]):
 
 
 class BundlePart(NamedTuple):
-    """A part of a bundle, and how much it holds; none where that is known only afterwards."""
+    """A part of a bundle, and its size; none where only writing it shows the size."""
 
     what: str
     files: int | None
@@ -208,7 +208,7 @@ class _AptPart(NamedTuple):
 
 
 class Bundled(NamedTuple):
-    """A bundle that was written, or would be."""
+    """A bundle, written or only planned."""
 
     manifest: BundleManifest | None
     parts: list[BundlePart]
@@ -244,7 +244,7 @@ def _needs(workspace: Workspace, request: BundleRequest, platform: str) -> _Need
             sets[words[2]] = [place for place in stage.outputs if place.is_dir()]
         for word in [*words, *specs[stage.name].inputs]:
             place = Path(os.path.normpath(home / word))
-            # what another stage writes is made again there
+            # the target makes again what another stage writes
             is_made = any(out == place or out in place.parents for out in written)
             if word not in stage.inputs or is_made or place == request.path.resolve():
                 continue
@@ -260,11 +260,11 @@ def _needs(workspace: Workspace, request: BundleRequest, platform: str) -> _Need
 def write_bundle(workspace: Workspace, request: BundleRequest, *, dry_run: bool = False) -> Bundled:
     """Bring all that a plan needs into a folder, list it and sign the list.
 
-    What is there already and right stays, so that the same command goes on after an interruption.
+    Parts that are already right stay, so that the same command goes on after an interruption.
     """
     from pipeline.app.weights_hub import FetchRequest, fetch, plan_set
 
-    # first of all: hours of downloads are worth nothing without a signature
+    # first of all: without a signature, hours of downloads are worthless
     signer = signer_of(request.key_path)
     platform = named_platform(request.platform) or host_platform()
     folder = Path(os.path.abspath(request.folder))  # noqa: PTH100 -- links stay as they are
@@ -386,7 +386,7 @@ def write_bundle(workspace: Workspace, request: BundleRequest, *, dry_run: bool 
 def _repositories(
     workspace: Workspace, request: BundleRequest, left_out: list[str]
 ) -> dict[str, _AptPart]:
-    """By their place in the bundle: for each system the locked packages, and its own archive's.
+    """Map places in the bundle to each system's locked packages and its own archive's.
 
     Indexes stay as they were signed, so that apt on a host judges them as it judges the original.
     """
@@ -451,7 +451,7 @@ def _repositories(
 
 
 def _image(workspace: Workspace, built: Built, folder: Path) -> None:
-    """A built image as `image export` writes it, and beside it what the store keeps of it."""
+    """Write a built image as `image export` does, and next to it the store's records."""
     store, plan, record = workspace.store_to_read(), built.plan, built.record
     place = folder / "images" / f"{built.name}.{plan.architecture}"
     index = place / "index.json"
@@ -470,12 +470,12 @@ def _image(workspace: Workspace, built: Built, folder: Path) -> None:
 
 
 def _files(folder: Path, wanted: Mapping[str, str], *, is_read: bool = False) -> list[BundleFile]:
-    """The files of a bundle, hashed where `is_read`; refuses any that is not meant to be there."""
+    """List a bundle's files, hashed if `is_read`; refuse any that should not be there."""
     found: dict[Path, str] = {}
     for entry in files_below(folder):
         path = Path(entry.path)
         name = path.relative_to(folder).as_posix()
-        # what a run that was killed left
+        # a killed run left it
         if path.name.startswith(".new-") or re.fullmatch(r"\..*\.partial", path.name):
             path.unlink()
             continue
@@ -506,7 +506,7 @@ def _files(folder: Path, wanted: Mapping[str, str], *, is_read: bool = False) ->
 
 
 def require_no_private_key(path: Path, size_bytes: int) -> None:
-    """Refuse a file that holds a private key: it would be carried around, and read by many."""
+    """Refuse a file that holds a private key: many people would carry and read it."""
     if size_bytes <= _MOST_SCANNED_BYTES and _PRIVATE.search(path.read_bytes()):
         raise KeyInvalid(
             f"{path}: holds a private key, and a bundle never does",
@@ -515,7 +515,7 @@ def require_no_private_key(path: Path, size_bytes: int) -> None:
 
 
 class Unbundled(NamedTuple):
-    """A bundle of which every byte was checked, and what was made of it."""
+    """A bundle with every byte checked, and what was made from it."""
 
     manifest: BundleManifest
     folder: Path  # where its parts lie now
@@ -552,7 +552,7 @@ def unbundle(
         if not isinstance(error, EvidenceUnsigned):
             error.hint = f"Nothing was used. {_TRUSTED}"
         raise error
-    # only now is anything in it believed
+    # nothing in it was trusted before this
     try:
         manifest = BundleManifest.model_validate_json(data)
     except ValidationError as wrong:
@@ -622,7 +622,7 @@ _AGAIN = "Copy the bundle again from where it was made."
 
 
 def _check(folder: Path, manifest: BundleManifest) -> None:
-    """Every file is there with its bytes, and no other: names first, then sizes, then bytes."""
+    """Check that exactly the listed files are there: names first, then sizes, then bytes."""
     listed = {file.path: file for file in manifest.files}
     if len(listed) != len(manifest.files):
         raise BundleInvalid(f"{folder / MANIFEST}: names a file twice")
@@ -686,7 +686,7 @@ def _keep(workspace: Workspace, folder: Path) -> list[str]:
             evidence = evidence_folder(store, name, platform, record.digest)
             for statement in sorted((layout / "records").glob(f"*{SUFFIX}")):
                 store.write(evidence / statement.name, statement.read_bytes())
-            # last: where it stands, all of the image stands
+            # last: where it exists, the whole image does
             store.keep_image(name, platform, record)
         names.append(f"{name} for {platform}")
     return names
@@ -695,7 +695,7 @@ def _keep(workspace: Workspace, folder: Path) -> list[str]:
 def serve_bundle(
     workspace: Workspace, done: Unbundled, *, host: str, port: int
 ) -> AbstractContextManager[ServedHub]:
-    """A checked bundle at one address: package index, mirror, apt repositories, registry and Hub.
+    """Serve a checked bundle at one address: index, mirror, apt repositories, registry, Hub.
 
     `simple/` is an index for pip and uv, `mirror/` goes with --mirror, `hosts/` and `system/` with
     apt, `v2/` is a registry to read from, and all else is the Hub's, for the sets of weights.
@@ -758,7 +758,7 @@ def serve_bundle(
             file = next(filter(None, blobs_of_images), None)
         if file is None:
             return None
-        # a link that was put there since is not followed
+        # does not follow a link that was put there since
         handle = os.open(folder / file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         part = FilePart(handle, 0, file.size_bytes, identity_of(os.fstat(handle)))
         return Response(200, headers, part=part)

@@ -83,7 +83,7 @@ class CardFit(Frozen):
 
     @property
     def over(self) -> dict[str, int]:
-        """Case files with kernels over the limit, also with the patches, and what they need."""
+        """Case files with kernels over the limit even when patched, and what they need."""
         return {f: n for f, n in self.patched_bytes.items() if n > self.limit_bytes}
 
     @property
@@ -100,7 +100,7 @@ class CardFit(Frozen):
 
     @property
     def answer(self) -> str:
-        """The same as a person asks for it: with which patch."""
+        """The answer in words: whether it fits, and with which patch."""
         needed = [verdict.patch for verdict in self.patches if verdict.state == "needed"]
         with_them = f" with {', '.join(needed)}" if needed else ""
         if self.fit in ("does not fit", "unknown"):
@@ -197,7 +197,7 @@ class EngineCatalogue(Frozen):
 def make_catalogue(
     workspace: Workspace, request: CatalogueRequest
 ) -> tuple[EngineCatalogue, list[FileStatement]]:
-    """Judge releases that are not judged yet, and write the page; older rows of it stay."""
+    """Judge the releases that are not judged yet, and write the page; keep its older rows."""
     checkout, store = workspace.checkout(), workspace.store()
     images: dict[str, list[str]] = {}
     for name in checkout.images():

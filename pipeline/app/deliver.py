@@ -70,7 +70,7 @@ def export_image(
 def inputs_of(
     workspace: Workspace, wanted: Sequence[tuple[str, str | None]]
 ) -> tuple[dict[str, Pin], dict[str, BasePin]]:
-    """Every locked file that builds images, by its hash, and the foreign bases, by their name."""
+    """Map hashes to the locked files that build images, and names to the foreign bases."""
     checkout = workspace.checkout()
     pins: dict[str, Pin] = {}
     foreign: dict[str, BasePin] = {}

@@ -1,4 +1,4 @@
-"""Deploy a recipe over an inventory: evidence and hosts are checked here, a play does the rest.
+"""Deploy a recipe over an inventory: check evidence and hosts; a play does the rest.
 
 The play is ansible/deploy.yml with the role engine. On each host it pulls the image by digest,
 compares it with the evidence, brings the weights, starts the unit, waits, lets `sm120 smoke` ask
@@ -60,9 +60,9 @@ _UNITS = {
 # The evidence, the rendering and the play answer these; the engine that runs holds the others.
 _ANSWERED = ("image", "flags", "weights", "gate")
 _HELD = ("port", "idle", "hugepages")
-# one answer, and that it is right: seconds on a card, and no context is walked
+# one answer, and whether it is right: seconds on a card, without long contexts
 SHORT_RUNG = "answers"
-# what the smoke test may be told on this machine
+# what the smoke test gets from this machine's environment
 _PASSED = ("SM120_", "PYTHON", "HF_", "DOCKER_CONFIG", "XDG_")
 
 DeployOutcome = Literal[
@@ -128,7 +128,7 @@ class DeployResult(NamedTuple):
 
 
 def plan_deploy(workspace: Workspace, request: DeployRequest) -> EngineRecord:
-    """What each host is to have; refuses an image whose evidence does not hold. Asks no host."""
+    """Plan what each host gets; refuse an image whose evidence does not hold. Ask no host."""
     recipe = recipes_of(workspace, request.folders).read(request.recipe)
     if recipe.image is None or request.registry is None:
         why = "nothing says where its image was published" if recipe.image else "has no image"
@@ -162,7 +162,7 @@ def plan_deploy(workspace: Workspace, request: DeployRequest) -> EngineRecord:
             )
         image = open_remote_image(remote, remote.images[0], deep=False, jobs=4)
         config = remote.images[0].blobs[0].digest
-    # of an index, the image of the platform: that is what a host reports
+    # from an index, the platform's image: that is what a host reports
     place = place.model_copy(update={"digest": image.digest})
     weights = weights_on_hosts(workspace, recipe, request)
     rendering = RenderRequest(
@@ -214,7 +214,7 @@ class HostWeights(NamedTuple):
 
 
 def weights_on_hosts(workspace: Workspace, recipe: Recipe, request: DeployRequest) -> HostWeights:
-    """Locked sets are brought by the host itself, a tiny model is sent to it."""
+    """Let each host fetch a locked set itself; send it a tiny model."""
     name, folder = recipe.model.weights, request.weights
     if request.overrides.model_path:
         # the engine fetches it, or it is in the image
@@ -298,7 +298,7 @@ def smoke_values(
     order: EngineRecord,
     passwords: Sequence[str],
 ) -> dict[str, Any]:
-    """The smoke test of one host as the play runs it on this machine, and its environment."""
+    """Write the smoke test that the play runs on this machine for a host, and its environment."""
     if request.smoke == "none":
         return {}
     words = [sys.executable, "-m", "pipeline", "--checkout", str(workspace.checkout().root)]
@@ -311,7 +311,7 @@ def smoke_values(
         words += ["-i", each if "," in each else str(Path(each).resolve())]
     words += ["--quick", "--up-to", SHORT_RUNG] if request.smoke == "short" else []
     environment = {n: v for n, v in os.environ.items() if n.startswith(_PASSED)}
-    # the program is this very one, wherever the play runs
+    # the same program, wherever the play runs
     environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
     # how Ansible reaches the hosts in it; a typed password of the vault is in a file for now
     typed = dict(zip(passwords[::2], passwords[1::2], strict=True))
@@ -333,7 +333,7 @@ def _refused_hosts(
     recipe: Recipe,
     passwords: Sequence[str],
 ) -> dict[str, str]:
-    """The hosts that are not fit for the recipe, by what `sm120 serve` checks, and why."""
+    """Find hosts that fail the checks of `sm120 serve` for the recipe, and why."""
     checkout = workspace.checkout()
     overrides = all_overrides(recipe, request.overrides, request.weights)
     plan = PlannedStart(
@@ -391,7 +391,7 @@ def _play_batches(
     values: Sequence[str],
     passwords: Sequence[str],
 ) -> Played:
-    """The play over all hosts; goes on behind a batch of which every host was dead."""
+    """Run the play over all hosts; go on after a batch in which every host was dead."""
     batch = request.batch or "25%"
     more = [*mode.more, *["--check"] * mode.dry_run, *["--diff"] * mode.diff]
     more += [x for value in values for x in ("--extra-vars", value)]
@@ -417,7 +417,7 @@ def _play_batches(
 
 
 def judge_outcomes(folder: Path, played: Played) -> DeployResult:
-    """What the play wrote of each host, the hosts of which it could not, and the worst of it."""
+    """Collect each host's outcome, also where the play wrote none, and the worst error."""
     found: dict[str, DeployedHost] = {}
     for path in sorted(folder.glob("*.json")):
         try:

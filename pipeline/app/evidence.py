@@ -56,7 +56,7 @@ class ImageEvidence(NamedTuple):
 
 
 class NewKey(NamedTuple):
-    """A key that was made: its two files, and its entry for a trust file."""
+    """A new key: its two files, and its entry for a trust file."""
 
     private: Path
     public: Path
@@ -93,7 +93,7 @@ def state_and_keep_image(
 
 def attest_file(artifact: Path, kind: str, predicate: Path, key_path: Path | None = None) -> Path:
     """Sign a statement about any file; returns where it is, next to the file."""
-    # strict and bounded: what is signed must mean the same to every reader
+    # strict and bounded: every reader must understand the signed content alike
     try:
         body = read_signed_json(read_bounded(predicate), predicate.name)
         return sign_file(artifact, kind, body, signer_of(key_path))
@@ -151,7 +151,7 @@ def bill_of_materials(
             }
         )
         document["dependencies"].append({"ref": purl, "dependsOn": []})
-        # another document than the image's own bill, so another number
+        # not the image's own bill, so it needs another number
         own = uuid.UUID(document["serialNumber"].removeprefix("urn:uuid:"))
         document["serialNumber"] = f"urn:uuid:{uuid.uuid5(own, digest)}"
     return canonical_json(document) + b"\n"
@@ -183,7 +183,7 @@ def sign_with_first_key(workspace: Workspace, made: NewKey) -> Iterator[str]:
 
 
 def require_key_name(name: str) -> None:
-    """Refuse a name that cannot be a file name, and stand in trust files and messages."""
+    """Refuse a name that does not suit file names, trust files and messages."""
     try:
         TypeAdapter(Name).validate_python(name)
     except ValidationError as error:
@@ -203,7 +203,7 @@ def _id_of(public: Path) -> str:
 
 
 def key_entry(name: str) -> str:
-    """The entry of a key for a trust file, by the key's name or its file."""
+    """Make a key's entry for a trust file, given the key's name or file."""
     path = Path(name)
     # a name, as new_key took it
     if not path.exists():
@@ -243,9 +243,9 @@ def untrust_key(workspace: Workspace, wanted: str, path: Path | None = None) -> 
     known = read_trust(target).keys if target.exists() else []
     trust = trust_of(workspace, None)
     trusted = trust.keys if trust else []
-    # of two keys with one name in two files, list_keys gives one another name
+    # if two files name keys alike, list_keys renames one of them
     names = {wanted, *(key.id for key in trusted if key.name == wanted)}
-    # a file that happens to have the name of a key is not meant
+    # a file that happens to share a key's name is not meant
     if Path(wanted).is_file() and not any({key.name, key.id} & names for key in known):
         names = {_id_of(Path(wanted))}
     if matches := [key for key in known if {key.name, key.id} & names]:
@@ -265,7 +265,7 @@ def untrust_key(workspace: Workspace, wanted: str, path: Path | None = None) -> 
 
 
 def _trusted_by(workspace: Workspace, key_id: str) -> Path:
-    """The trust file that has a key, or the file of a key of the user's own."""
+    """Find the trust file that has a key, or the user's own key file."""
     files = [path for path in trust_files(workspace) if read_trust(path).find(key_id)]
     own = [path for path in own_public_keys(os.environ) if public_id(path) == key_id]
     return [*files, *own, default_folder(os.environ)][0]

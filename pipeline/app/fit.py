@@ -1,4 +1,4 @@
-"""Whether a model fits: where its shape is read, and the recipe that serves it."""
+"""Whether a model fits: where to read its shape, and the recipe that serves it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def as_served(
     vram: int,
     ctx: int,
 ) -> tuple[str, FitQuestion] | None:
-    """The recipe that serves a model on such cards, of all nodes, and what it asks of them."""
+    """Find the recipe that serves a model on these cards of all nodes, and what it needs."""
     checkout = workspace.checkout_or_none()
     if checkout is None or not isinstance(source.model, Architecture):
         return None

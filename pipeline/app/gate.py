@@ -88,7 +88,7 @@ class GateRequest:
 
     @property
     def is_own(self) -> bool:
-        """Whether the image is judged as it is built, with all of its cases."""
+        """Whether to judge the image as built, with all of its cases."""
         return not (self.case or self.unpatched or self.series)
 
     def wants_objects(self, gates: list[str]) -> bool:
@@ -102,7 +102,7 @@ class GateRequest:
 
 @dataclass(frozen=True)
 class GateResults:
-    """Every gate that ran, and the error that follows from the first that failed."""
+    """Every gate that ran, and the error from the first that failed."""
 
     runs: list[GateRun]
     built: Built | None  # the image whose objects were judged
@@ -118,7 +118,7 @@ class GateResults:
 def make_gate_context(
     workspace: Workspace, mirrors: tuple[str, ...] = (), offline: bool = False
 ) -> GateContext:
-    """What gates need to make environments; clients only when a gate downloads something."""
+    """Prepare what gates need; make network clients only when a gate downloads something."""
     store = workspace.store()
     return GateContext(
         workspace.checkout(),
@@ -166,7 +166,7 @@ def run_gates(
     spec = checkout.spec(name)
     # an image that names no gate gets the error that it has no cases
     judges_kernels = "smem" in spec.gates or not {"arch", "parsers"} & {*spec.gates}
-    # of names of kernels none has a slash; one that has it is taken for an answer's
+    # no kernel's name has a slash, so a name with one means an answer
     judges_kernels = judges_kernels and "/" not in (request.case or "")
     judges_parsers = "parsers" in spec.gates and "/" in (request.case or "/")
     judges_templates = "templates" in spec.gates and request.case is None
@@ -175,7 +175,7 @@ def run_gates(
         judges_kernels = bool({"smem", "numerics"} & {*request.only})
 
     def asking(gate: str) -> GateContext:
-        """The same context, whose cases nodes answer where that is asked for."""
+        """Return the context; with --on slurm, nodes answer its cases."""
         if slurm is None:
             return context
         words = ["gate", "answer", name, "--only", gate]
@@ -231,7 +231,7 @@ def answer_cases(
 ) -> Iterator[NodeReply]:
     """Answer the cases of one gate that keys name, for a machine that asks over Slurm.
 
-    A key that this machine would not give to any case has no answer here.
+    A key that matches no case on this machine gets no answer.
     """
     # at once: whoever asked counts the time from here, not from the queue
     yield NodeReply(node=socket.gethostname())
@@ -265,7 +265,7 @@ def answer_cases(
             by_key = {key: by_key[key] for key in keys if key in by_key}
             answers = kept_or_asked(target, list(by_key.values()))
             for key, (_, answer, _) in zip(by_key, answers, strict=True):
-                # as the store would hold it: a number that is none is null
+                # as the store would hold it: NaN becomes null
                 yield NodeReply(key=key, answer=json.loads(answer.model_dump_json()))
 
 
@@ -315,10 +315,10 @@ def _judge_kernels(context: GateContext, request: GateRequest, signing: Signing)
 def _judge_chat(
     context: GateContext, request: GateRequest, signing: Signing, *, is_rendering: bool
 ) -> GateRun:
-    """What the chat endpoint makes of answers, or of conversations."""
+    """Judge how the chat endpoint parses answers, or renders conversations."""
     name, only, checkout = request.image, request.case, context.checkout
     plan = _plan_of(context, name, request.platform)
-    # before anything is fetched: a pattern may fit no case
+    # before fetching anything: a pattern may match no case
     if is_rendering:
         talks = read_template_gates(checkout, name).chosen(only, [n for n, _ in request.weights])
         count = log.count(sum(len(each) for each in talks.values()), "conversation")
@@ -351,7 +351,7 @@ def _judge_chat(
 
 
 def kept_gates(workspace: Workspace, name: str, platform: str | None = None) -> ImageGates:
-    """The results of a built image's gates, as they were kept."""
+    """Read the kept results of a built image's gates."""
     checkout, store = workspace.checkout(), workspace.store_to_read()
     built = find_image(checkout, store, name, platform)
     gates = read_evidence(store, built.name, built.platform, built.digest)
@@ -461,7 +461,7 @@ def find_cases(
     traceback: Path | None = None,
     image: str | None = None,
 ) -> tuple[list[tracebacks.FoundCase], errors.CaseNotFound | None]:
-    """The gate cases that judge kernels, by name or by a log's tracebacks; and what is missing."""
+    """Find the cases that judge kernels, by name or a log's tracebacks; and what is missing."""
     checkout = workspace.checkout()
     if image is not None:
         checkout.spec(image)  # an error that lists the images, where there is none of this name
@@ -497,7 +497,7 @@ def find_cases(
     judged = tracebacks.known_names(gates)
     near: list[str] = []
     for part in [name.strip("*") for name in kernels if name in missing]:
-        # names that hold it, the shortest first; else those that are written alike
+        # names that contain it, the shortest first; else those with a similar spelling
         holding = sorted((each for each in judged if part in each), key=lambda n: (len(n), n))
         near += holding or get_close_matches(part, sorted(judged), n=2, cutoff=0.8)
     hint = f"{errors.did_you_mean(near[:3])}{errors.CaseNotFound.hint}" if near else ""

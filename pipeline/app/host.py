@@ -31,7 +31,7 @@ from pipeline.hosts.rules.outliers import FleetComparison, find_outliers
 from pipeline.images.gate.tracebacks import KnownKernel, Overrun, TracebackReader, known_kernels
 
 _STDIN = Path("-")
-# What rotated logs begin with: gzip, xz and zstd.
+# The first bytes of rotated logs: gzip, xz and zstd.
 _UNPACKERS = {b"\x1f\x8b\x08": "zcat", b"\xfd7z": "xzcat", b"\x28\xb5\x2f": "zstdcat"}
 # For the first bytes of a pipe: whatever writes there has begun by then, and under CI, cron and ssh
 # standard input is often a pipe that nobody writes to or closes.
@@ -49,7 +49,7 @@ class Probes:
     step_limit_s: float = 60.0
 
     def run(self, arguments: list[str], settings: dict[str, str] | None = None) -> ProbeReport:
-        """Run them with the user's options and these."""
+        """Run the function tests with the user's options and these."""
         given = ["--device", self.device, "--step-limit-s", str(self.step_limit_s), *arguments]
         if self.image:
             return run_in_image(self.image, given, settings)
@@ -57,7 +57,7 @@ class Probes:
 
 
 def capture_of(root: Path | None, *, redacted: bool = False) -> Capture:
-    """What was read of this machine, or of a captured one, before it is judged."""
+    """Read this machine, or a captured one, without judging it."""
     capture = read_capture(root)
     return redact_capture(capture) if redacted else capture
 
@@ -72,11 +72,11 @@ def read_host_facts(
 def drift(
     old: Path, new: Path | None = None, root: Path | None = None
 ) -> tuple[list[Difference], errors.HostDrifted | None]:
-    """What changed since facts were recorded; and the error that follows."""
+    """Compare facts with recorded ones; return the changes and the error that follows."""
     before = read_recorded_facts(old)
     after = read_recorded_facts(new) if new else read_host_facts(root, name=before.host)
     differences = compare_facts(before, after)
-    # that a field can be read now which could not be before is no drift
+    # a field that has become readable is no drift
     bad = [d for d in differences if d.kind != "gained"]
     if not bad:
         return differences, None
@@ -151,7 +151,7 @@ def tune_nccl(
 
     def measure(setting: Setting, sizes: list[int]) -> ProbeReport:
         log.say(f"  trying {setting.label}")
-        # the host's own nccl.conf would override the settings that are compared
+        # the host's own nccl.conf would override the compared settings
         variables = {"NCCL_CONF_FILE": "/dev/null", **setting.variables}
         arguments = [*common, "--sizes-kib", ",".join(map(str, sizes))]
         return probes.run(arguments, variables)
@@ -208,7 +208,7 @@ def diagnose(
 
 
 def piped_log() -> tuple[Path, ...]:
-    """Standard input, where a log comes through it: a terminal or /dev/null has none."""
+    """Return standard input if a log comes through it; a terminal or /dev/null has none."""
     try:
         mode = os.fstat(0).st_mode
     except OSError:  # closed
@@ -234,7 +234,7 @@ def _opened(path: Path) -> Iterator[Iterable[str]]:
         with path.open("rb") as file:
             program = _UNPACKERS.get(file.read(3))
         if program:
-            # no line of a compressed log is known; to find nothing in it would mislead
+            # a compressed log has no known line; finding nothing in it would mislead
             hint = f"Unpack it on the way: `{program} {path} | sm120 doctor -`."
             raise errors.SpecInvalid(f"{path}: is compressed", hint)
     # line by line, and whatever its encoding: engines write logs of gigabytes

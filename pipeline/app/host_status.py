@@ -1,4 +1,4 @@
-"""What every host of an inventory is and serves: one connection each, all at the same time."""
+"""Report what every host of an inventory is and serves, over one connection each, in parallel."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class LastSmoke(Frozen):
 
 
 class LastNumber(Frozen):
-    """The most output of a recipe's last benchmark on a host."""
+    """The highest output rate of a recipe's last benchmark on a host."""
 
     output_tok_s: float
     cell: str
@@ -95,7 +95,7 @@ class HostProblem(Frozen):
 
 
 class StatusSources(NamedTuple):
-    """What is known on this machine about the hosts."""
+    """What this machine knows about the hosts."""
 
     store: Store
     records: Path
@@ -104,14 +104,14 @@ class StatusSources(NamedTuple):
 
 
 class HostStatus(Frozen):
-    """One host; one that was not reached is a row like the others."""
+    """One host; an unreached one is a row like the others."""
 
     host: str
     unreached: str | None = None
     twin: str | None = None  # another name of the inventory for the same address
     driver: str | None = None
     out_of_service: str | None = None  # why the role `health` took it out of service
-    unknown: list[str] = []  # what could not be asked there, and why
+    unknown: list[str] = []  # what the host could not be asked, and why
     served: list[ServedLine] = []
     drift: list[str] | None = None  # fields that changed since the record; none without one
 
@@ -225,7 +225,7 @@ class HostStatus(Frozen):
 def host_status(
     workspace: Workspace, fleet: Fleet, benches: Sequence[Path] = ()
 ) -> tuple[list[HostStatus], errors.PipelineError | None]:
-    """Every host of an inventory, and the worst error of all; `benches` hold results of `bench`."""
+    """Ask every host of an inventory; return the worst error. `benches` hold results of `bench`."""
     fleet.require_inventories()
     store, runs = workspace.store_to_read(), list[BenchRun]()
     for file in islice((f for place in benches for f in place.rglob(RUN_FILE)), _MOST_RUNS):

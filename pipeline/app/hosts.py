@@ -66,7 +66,7 @@ class Fleet:
 
     @property
     def records_folder(self) -> Path:
-        """Records are where a site keeps its inventory, not in this checkout."""
+        """The folder of records: where a site keeps its inventory, not in this checkout."""
         if self.records:
             return self.records
         path = Path(os.path.abspath(self.inventories[0]))  # noqa: PTH100 -- links stay as they are
@@ -76,7 +76,7 @@ class Fleet:
         return (path.parent if path.exists() else Path.cwd()) / "records"
 
     def arguments(self) -> list[str]:
-        """The same for Ansible."""
+        """The same options for Ansible."""
         pairs = [("--inventory", i) for i in self.inventories]
         pairs += [("--extra-vars", e) for e in self.extra_vars]
         pairs += [("--vault-id", v) for v in self.vault_ids]
@@ -113,7 +113,7 @@ class Fleet:
 
     @contextmanager
     def password_files(self) -> Iterator[list[str]]:
-        """The passwords for Ansible, in files of our own that are gone with the block."""
+        """Write Ansible's passwords to files that exist only in this block."""
         given = {
             "--connection-password-file": self.secrets.ssh,
             "--become-password-file": self.secrets.sudo,
@@ -179,9 +179,9 @@ def _play(
     workspace: Workspace, fleet: Fleet, playbook: str, more: Sequence[str], mode: PlayMode
 ) -> PlaybookResult:
     """Run a playbook over a fleet, and keep and state what each host was before and after."""
-    # first of all: a named key that cannot sign must not be found out after a reboot of all hosts
+    # first of all: after a reboot of all hosts it is too late to learn that a key cannot sign
     signing, records = Signing(), fleet.records_folder
-    # what a run of Ansible by hand wrote becomes records first, so that it does not count as ours
+    # first make records of what Ansible wrote when run by hand, so that it does not count as ours
     keep_records(records)
     variables = {"sm120_records": str(records)}
     if mode.even_if_busy:
@@ -193,7 +193,7 @@ def _play(
         played = stream_playbook(workspace.checkout(), playbook, [*arguments, *passwords])
     if mode.dry_run:
         log.say("Dry run: nothing was changed, so nothing is recorded or verified.")
-    # also after a failure: hosts that were changed before it are recorded and stated, too
+    # even after a failure: record and state the hosts that changed before it, too
     hosts = []
     for each in () if mode.dry_run else keep_records(records):
         stated = state_host(host_record_path(records, each.host), signing)
@@ -206,7 +206,7 @@ def _play(
 
 
 def verify_hosts(workspace: Workspace, fleet: Fleet, asked: HostVerifyOptions) -> FleetResult:
-    """Ask Ansible what was promised, and the hosts what they have; reads only."""
+    """Ask Ansible what was promised, and the hosts what they have; change nothing."""
     checkout = workspace.checkout()
     fleet.require_inventories()
     # what `host deploy` brought to each host is recorded there
@@ -248,7 +248,7 @@ def require_verified(result: FleetResult) -> None:
         raise errors.HostUnfit(
             f"{log.count(len(unfit), 'rule')} failed, such as {unfit[0][0]}, {unfit[0][1].rule}"
         )
-    # after what failed: an error that is known outweighs one that may be
+    # after what failed: a known error outweighs a possible one
     lost = [h.host for h in result.hosts if h.unreached is not None]
     if lost:
         raise errors.HostUnreached(f"not reached: {', '.join(lost)}")

@@ -61,7 +61,7 @@ def state_images(
 
 def state_gates(checkout: Checkout, store: Store, plan: ImagePlan, signing: Signing) -> None:
     """State the result of a gate that has just run, good or bad."""
-    # a gate may judge an image that is not built: it has no digest to state
+    # a gate may judge an unbuilt image, which has no digest to state
     if built := find_built(store, plan):
         _state_and_say(checkout, store, built, signing)
 
@@ -69,7 +69,7 @@ def state_gates(checkout: Checkout, store: Store, plan: ImagePlan, signing: Sign
 def state_runs(
     checkout: Checkout, store: Store, built: Built, runs: Sequence[ImageRun], signing: Signing
 ) -> None:
-    """Keep what running an image has just proved, good or bad, and state it."""
+    """Keep the results of running an image, good or bad, and state them."""
     now = {run.about: run for run in keep_runs(store, built, runs)}
     for longer in (now[run.about] for run in runs if now[run.about] != run):
         log.say(f"An earlier run of the ladder tested more, and stays stated: {longer.summary()}")

@@ -1,4 +1,4 @@
-"""Images by name: their plans, what was built of them, and what is inside."""
+"""Images by name: their plans, their builds, and what is inside."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plans_of(checkout: Checkout, names: tuple[str, ...], platform: str | None) -
     # named twice is built once, in the order of the names
     chosen = dict.fromkeys(names or checkout.images())
     if not names and platform:
-        # of all images, those that are for it: nobody named the others
+        # without names, only the images that are for it
         wanted = named_platform(platform)
         chosen = {each: None for each in chosen if wanted in checkout.spec(each).platforms}
     if not chosen:
@@ -53,7 +53,7 @@ def find_image(checkout: Checkout, store: Store, name: str, platform: str | None
 
 
 def image_spec(checkout: Checkout, name: str) -> ImageFile:
-    """The spec of an image by its name; a folder that was exported is none."""
+    """Return an image's spec by its name; refuse the folder of an exported image."""
     try:
         return checkout.spec(name)
     except UnknownImage as error:
@@ -67,7 +67,7 @@ def image_spec(checkout: Checkout, name: str) -> ImageFile:
 
 
 def not_built(store: Store, spec: ImageFile, platform: str) -> UnknownImage:
-    """What to do about an image that is not in the store for a platform, but may be for another."""
+    """Say how to get an image that the store lacks for a platform, and may have for another."""
     others = [each for each in spec.platforms if store.image_record(spec.name, each)]
     instead = f", or take the one for {others[0]} (--platform {others[0]})" if others else ""
     return UnknownImage(
@@ -84,7 +84,7 @@ def find_images(checkout: Checkout, store: Store, name: str, platform: str | Non
     """An image for the chosen platform, or for all that it was ever built for."""
     spec = image_spec(checkout, name)
     chosen = platforms_of(spec, platform)
-    # built once and changed since is an error: left out, a name would quietly lose a platform
+    # an image that changed since its build is an error: skipping it would quietly lose a platform
     known = [each for each in chosen if store.image_record(name, each) is not None]
     for each in chosen if known else ():
         if each not in known:
@@ -120,7 +120,7 @@ def list_images(workspace: Workspace) -> list[dict[str, Any]]:
 
 
 def explain_file(workspace: Workspace, name: str, path: str, platform: str | None = None) -> Origin:
-    """Where a file of a built image comes from: which wheel, .deb, source or patch."""
+    """Find the wheel, .deb, source or patch that a built image's file comes from."""
     from pipeline.evidence.statements.inventory import file_origin as find_origin
 
     checkout, store = workspace.checkout(), workspace.store_to_read()

@@ -1,9 +1,9 @@
-"""`--on slurm`: puts questions to the nodes of a cluster, in chunks.
+"""`--on slurm`: asks the nodes of a cluster for answers, in chunks.
 
 Each chunk is one `srun` of a command such as `sm120 gate answer` on a node: keys go in on stdin,
-answers come back on stdout, a line each (`answer_cases` of app/gate.py). Only cases without an
-answer in the store are asked for. Slurm is the queue: here are no daemon and no database, and
-answers are kept in the store of this machine alone.
+answers come back on stdout, one per line (`answer_cases` of app/gate.py). Only cases without an
+answer in the store are sent. Slurm is the queue: there is no daemon and no database, and only
+the store of this machine keeps the answers.
 
 Another kind of work needs three parts, as app/rebuilds.py and app/bench_nodes.py have them: an
 `AnswerTarget` that says what decides an answer, which one fits and how it is kept; a command that
@@ -58,7 +58,7 @@ _MOST_BYTES = 64 << 20
 # Steps of a job without the caller's environment have no PATH: sandboxes need one.
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # What a site tells its users to set. Nothing else of the caller's environment reaches a job, and
-# `--export` stands in the arguments because SLURM_EXPORT_ENV of an outer job would be inherited.
+# `--export` is in the arguments because a job would inherit SLURM_EXPORT_ENV of an outer one.
 _OF_SITE = ("SLURM_CONF", "SLURM_ACCOUNT", "SLURM_QOS", "SLURM_RESERVATION")
 _HINT = "`sinfo` shows partitions and nodes; docs/slurm.md lists what a node needs."
 # 128 + SIGTERM or SIGKILL: what srun ends with at the time limit of its job, the second where the
@@ -79,7 +79,7 @@ class SlurmOrder:
     def read(
         cls, on: str | None, chunk: int | None, time_limit_s: float | None, command: str | None
     ) -> SlurmOrder | None:
-        """What the options say; none where the work stays on this machine."""
+        """Read the options; None if the work stays on this machine."""
         if on is None:
             if chunk or time_limit_s:
                 raise SpecInvalid("--chunk and --time-limit are about nodes", "Add --on slurm.")
@@ -100,7 +100,7 @@ class SlurmOrder:
 
     @property
     def minutes(self) -> int:
-        """Slurm's limits are whole minutes."""
+        """The time limit in whole minutes, as Slurm wants it."""
         return max(1, math.ceil(self.time_limit_s / 60))
 
 
@@ -127,13 +127,13 @@ class SlurmNodes:
     began: threading.Event = field(default_factory=threading.Event)  # any job
 
     def ask(self, target: AnswerTarget[Any, Any], cases: Sequence[Any]) -> list[Any]:
-        """Puts cases to nodes; what a node did not answer is unknown, as after a worker's death."""
+        """Sends cases to nodes; a missing answer is unknown, as after a worker's death."""
         if not cases:
             return []
         proc.find_tool("srun", "Install Slurm's client (Debian: slurm-client), or leave --on out.")
         with os_errors_explained(target.folder("answers")):
             target.folder("answers").mkdir(parents=True, exist_ok=True)
-        # what may take longest is spread over the chunks
+        # spread the longest cases over the chunks
         patient = sorted(cases, key=lambda case: -case.timeout_s)
         count = math.ceil(len(cases) / (self.order.chunk or self.chunk))
         name = f"sm120-{secrets.token_hex(4)}"
@@ -170,7 +170,7 @@ class Chunk:
     name: str  # of its jobs
 
     def __call__(self) -> list[Any]:
-        """Asks until every case has its answer, or nothing speaks for another try."""
+        """Asks until every case has its answer, or another try makes no sense."""
         answers, why = [], ""
         for attempt in range(_TRIES):
             if self.nodes.stop.is_set():
@@ -185,7 +185,7 @@ class Chunk:
             again = "; asked again" if attempt + 1 < _TRIES else ""
             log.say(f"  {self.name}: {why}{again}")
         if self.left and not self.nodes.began.is_set():
-            # no job ever began: no matter of this chunk, and the others would fare no better
+            # no job ever began: this chunk is not the reason, and the others would fare no better
             raise SlurmUnavailable(f"Slurm started no chunk: {why}", _HINT)
         return answers + [
             self.target.answer_type(case=case.name, ended="died", message=f"{self.name}: {why}")
@@ -193,7 +193,7 @@ class Chunk:
         ]
 
     def run_job(self) -> tuple[dict[str, Any], str, bool]:
-        """Runs one job: the answers that count, what is wrong, and whether that is final."""
+        """Runs one job; returns valid answers, what went wrong, and whether that is final."""
         nodes, order, left, name = self.nodes, self.nodes.order, self.left, self.name
         target, program = self.target, Path(sys.argv[0])
         own = [sys.executable, "-m", "pipeline"]
@@ -202,7 +202,7 @@ class Chunk:
             *("srun", "--nodes=1", "--ntasks=1", nodes.share, "--export=NONE"),
             *(f"--job-name={name}", f"--time={order.minutes}", f"--chdir={nodes.folder}"),
             *([f"--partition={order.partition}"] if order.partition else []),
-            # arguments can be read by others, so no secret is among them
+            # others can read arguments, so they hold no secret
             *("/usr/bin/env", f"PATH={_PATH}", "LC_ALL=C.UTF-8"),
             *(*(order.command or own), "--quiet", *nodes.words),
         ]
@@ -243,7 +243,7 @@ class Chunk:
             lines = errors.read(_MOST_BYTES).decode(errors="replace").splitlines()
         got: dict[str, Any] = {}
         node, about, mine = "the node", dict[str, str](), target.digests
-        # what comes after the last newline is the half of a line
+        # what follows the last newline is half a line
         for line in bytes(output).split(b"\n")[:-1]:
             with suppress(JsonInvalid, ValidationError):
                 value = read_json(line, most_bytes=_MOST_BYTES, any_int=True)

@@ -1,6 +1,6 @@
 """One redacted block for an issue tracker: what ran on what, what it said, and what is not known.
 
-What nobody recorded is not left out in silence: the last part names it, with the reason.
+The last part names what nobody recorded, with the reason.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def paste_report(workspace: Workspace, request: ReportRequest) -> Pasted:
     name = next(filter(None, named), None)
     tried = [attempt for attempt in attempts if attempt.begun.recipe == name]
     if name and name == request.recipe and not tried and name not in named[1:]:
-        # a name that nothing was done under is a slip, unless there is such a recipe
+        # a name without any record is a typo, unless there is such a recipe
         recipes_of(workspace, request.folders).read(name)
     # this machine, unless the server ran on another one
     is_here = not data.runs and not (tried and tried[-1].begun.host)
@@ -134,7 +134,7 @@ class _PasteFacts:
 
     @property
     def image(self) -> Rows:
-        """By the last start of the recipe, else as a run names it."""
+        """The image of the recipe's last start, else the one that a run names."""
         begun = self.attempts[-1].begun if self.attempts else None
         if begun and begun.image:
             return [["name", begun.image], ["digest", begun.image_digest or "not recorded"]]
@@ -150,7 +150,7 @@ class _PasteFacts:
         try:
             recipe = recipes_of(self.workspace, self.request.folders).read(self.recipe_name)
         except PipelineError as error:
-            # a start of yesterday is worth telling also where its recipe was removed since
+            # yesterday's start is worth reporting even if its recipe was removed since
             return [["name", self.recipe_name], *_missing(f"it cannot be read: {error}")]
         cards, digest = recipe.hardware, recipe_digest(recipe)
         rows = [
@@ -182,7 +182,7 @@ class _PasteFacts:
 
     @property
     def kernels(self) -> Rows:
-        """As the engine's log names them; of the last start that says something."""
+        """The kernels that the engine's log names, from the last start that names any."""
         chosen = [end.kernels for attempt in self.attempts for end in attempt.ends if end.kernels]
         logs = [self.request.log_path] if self.request.log_path else []
         if self.store and not logs:
@@ -195,7 +195,7 @@ class _PasteFacts:
 
     @property
     def tests(self) -> list[RunTest]:
-        """Every check of the ladder: of the result that was named, else of the store."""
+        """Every check of the ladder, from the named result, else from the store."""
         begun = self.attempts[-1].begun if self.attempts else None
         if path := self.request.smoke_path:
             file = path / RESULT if path.is_dir() else path
@@ -226,7 +226,7 @@ class _PasteFacts:
 
     @property
     def void_cells(self) -> Rows:
-        """Steps of a sweep that count for nothing, or were not finished."""
+        """Void or unfinished steps of a sweep."""
         cells = [c for run in self.data.runs for series in run.series for c in series.cells]
         return [
             [f"bench {cell.name} is {cell.state}", note.message]

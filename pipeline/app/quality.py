@@ -1,4 +1,4 @@
-"""Quality of a served model beside its template, schemas and a reference; stated and signed."""
+"""Compare a served model with its template, schemas and a reference; state and sign it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class QualityChoices:
     most_nats: float | None = None
 
     def plan(self) -> QualityPlan:
-        """What is asked, and the bars."""
+        """The questions to ask, and the thresholds."""
         given = {k: v for k, v in self.__dict__.items() if v is not None and v != ()}
         return QualityPlan.model_validate(given)
 
@@ -100,7 +100,7 @@ def judge_quality(
         if isinstance(made, QualityResult):
             show(made)
             run = quality_run(made, folder, recipe=None, inputs={}, machine={"address": url})
-            # what runs at an address is not known: the statement is about the files of the result
+            # nobody knows what runs at an address: the statement is about the result's files
             files = {name: sha256_of_file(folder / name) for name in QUALITY_OUTPUTS}
             stated = state_run(folder, files, run, signing)
             log.say(f"statement: {stated.file}, {stated.state}")
@@ -127,7 +127,7 @@ def _asked(
 ) -> QualityResult | AgreementReference:
     """Record a reference, or run the parts."""
     plan = request.plan
-    # before anything is asked: a wrong path is found at once
+    # before any question: reports a wrong path at once
     text = served_text(weights) if weights else None
     why = "the weights are not known here: name their folder with --weights"
     jobs = {name: job for name, job in _jobs(request, text, why).items() if name in plan.parts}
@@ -180,9 +180,9 @@ def _jobs(request: QualityRequest, text: ModelText | None, why: str) -> dict[Par
 def import_scores(
     path: Path, published: PublishedScore | None, metric: str | None
 ) -> tuple[ImportedScores, FileStatement]:
-    """Hold the scores of another program against a published one, and state it beside the file.
+    """Compare another program's scores with a published one; state it next to the file.
 
-    What served is not known: the statement names the file, and says so.
+    The statement names the file, and says that the server is not known.
     """
     found = read_scores(path, published, metric)
     beside = f", published {published.value} - {published.tolerance}" if published else ""

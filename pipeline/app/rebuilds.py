@@ -27,7 +27,7 @@ from pipeline.images.gate.smem.run import AnswerTarget, kept_or_asked
 
 
 class RebuildAnswer(CaseReply):
-    """What a machine made of an image's inputs."""
+    """What a machine built from an image's inputs."""
 
     ended: Literal["built", "died"]
     node: str = ""
@@ -50,7 +50,7 @@ class RebuildCase:
 
 @dataclass(frozen=True)
 class RebuildTarget(AnswerTarget[RebuildCase, RebuildAnswer]):
-    """Rebuilds, by all that decides the bytes of an image."""
+    """Rebuilds; their keys have all that decides an image's bytes."""
 
     @property
     def answer_type(self) -> type[RebuildAnswer]:
@@ -61,11 +61,11 @@ class RebuildTarget(AnswerTarget[RebuildCase, RebuildAnswer]):
         return {"builder": code_digest()}
 
     def key(self, case: RebuildCase) -> str:
-        """The builder and the inputs, as images in the store are found."""
+        """Made of the builder and the inputs, like the keys of images in the store."""
         return sha256_of(canonical_json({"rebuild": case.plan.key, **self.digests}))
 
     def keep(self, case: RebuildCase, answer: RebuildAnswer) -> None:
-        """Keeps what proves something: after a difference the next run asks again."""
+        """Keeps only equal results: after a difference the next run asks again."""
         if case.first and answer.digest == case.first.digest:
             super().keep(case, answer)
 
@@ -86,7 +86,7 @@ class NodeRebuild:
 
     @property
     def error(self) -> PipelineError | None:
-        """What follows from it, with the first layer that differs."""
+        """The error that follows, with the first layer that differs."""
         which = f"{self.first.name} for {self.first.platform}"
         if self.verdict == "unknown":
             return SlurmUnavailable(f"{which}: {self.answer.message}")

@@ -1,4 +1,4 @@
-"""Recipes as commands use them: where they are, what a user changes, their image and weights."""
+"""Recipes as commands use them: their folders, the user's changes, their image and weights."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def recipes_of(workspace: Workspace, folders: tuple[Path, ...]) -> Recipes:
 
 
 def is_address(target: str) -> bool:
-    """Whether a RECIPE|URL is a server's address: names of recipes have neither sign."""
+    """Whether a RECIPE|URL is a server's address: recipe names have no colon or slash."""
     return ":" in target or "/" in target
 
 
@@ -64,7 +64,7 @@ def say_contrary(recipe: Recipe) -> None:
 
 
 def all_overrides(recipe: Recipe, options: Overrides, weights: object = None) -> Overrides:
-    """Options first, then the variables that the recipe listens to; `weights` is --weights."""
+    """Merge options, then the variables that the recipe reads; `weights` is --weights."""
     if weights and options.model_path:
         raise errors.RecipeInvalid(
             f"--weights {weights} and --model-path {options.model_path} both name the model",
@@ -78,7 +78,7 @@ def all_overrides(recipe: Recipe, options: Overrides, weights: object = None) ->
 
 
 def image_digest(workspace: Workspace, recipe: Recipe, platform: str | None) -> str:
-    """The digest of a recipe's image: as it was built here, else as every build must give it."""
+    """Return the digest of a recipe's image: of the local build, else the golden one."""
     checkout, name = workspace.checkout(), recipe.image or ""
     spec = checkout.spec(name)
     if platform is None and recipe.hardware.cards:
@@ -88,7 +88,7 @@ def image_digest(workspace: Workspace, recipe: Recipe, platform: str | None) -> 
     if built := find_built(workspace.store_to_read(), plan):
         return built.digest
     golden = read_golden(checkout.golden_path).images.get(f"{name}.{plan.architecture}")
-    # one of other inputs is that of an older image
+    # a digest of other inputs belongs to an older image
     if golden is None or golden.inputs != plan.inputs:
         raise errors.UnknownImage(
             f"{name} for {plan.platform} is not built, and no digest is committed for it",
@@ -99,7 +99,7 @@ def image_digest(workspace: Workspace, recipe: Recipe, platform: str | None) -> 
 
 
 def weights_folder(workspace: Workspace, recipe: Recipe, given: Path | None) -> str:
-    """The folder of a recipe's weights on the host: as named, else in this user's Hub cache."""
+    """Find the folder of a recipe's weights: as named, else in this user's Hub cache."""
     # with all of the weights' package: a build that names recipes does not need it
     from pipeline.serving.serve.weights import tiny_weights
 
@@ -116,12 +116,12 @@ def weights_folder(workspace: Workspace, recipe: Recipe, given: Path | None) -> 
 
 
 def _whole_path(folder: Path) -> str:
-    """Links stay, they may be there on purpose; but Kubernetes and systemd take no `..`."""
+    """Keep links, which may be there on purpose; but Kubernetes and systemd take no `..`."""
     return str(folder.resolve() if ".." in folder.parts else folder.absolute())
 
 
 def _cached(workspace: Workspace, name: str | None) -> Path | None:
-    """A locked set in the cache of the Hub's client, where `weights fetch --hub-cache` puts it."""
+    """Find a locked set in the Hub cache, where `weights fetch --hub-cache` puts it."""
     # what is not locked has no known commit, and so no known folder
     if (lock := _lock(workspace, name)) is None:
         return None
@@ -143,7 +143,7 @@ _ON_CARDS = ["--gpus", "all", "--ipc=host", "--ulimit", "memlock=-1"]
 
 
 def run_lines(recipes: Recipes, spec: ImageSpec, tag: str) -> Iterator[str]:
-    """`docker run` with the image's port and a model, what to ask then, and a recipe for it."""
+    """Yield a `docker run` with port and model, how to ask it, and a recipe for it."""
     recipe = next(recipes_for(recipes, spec.name), None)
     # an image without a server, or one that no recipe knows how to give a model to
     if recipe is None or not spec.ports:
@@ -159,7 +159,7 @@ def run_lines(recipes: Recipes, spec: ImageSpec, tag: str) -> Iterator[str]:
 
 
 def recipes_for(recipes: Recipes, image: str) -> Iterator[Recipe]:
-    """The recipes that serve an image, without those that cannot be read."""
+    """Find the recipes that serve an image; skip unreadable ones."""
     for name in recipes.names():
         try:
             recipe = recipes.read(name)
@@ -182,7 +182,7 @@ def read_flags_of(
     wheel: Path | None = None,
     inside: str | None = None,
 ) -> ParserFlags:
-    """The flags that the engine of an image accepts: as committed, or as its parser says now.
+    """Read the flags that an image's engine accepts: as committed, or from its parser now.
 
     With `accept`, writes them to the committed file.
     """
@@ -221,7 +221,7 @@ def read_flags_of(
 
 
 def images_alike(checkout: Checkout, image: str) -> list[str]:
-    """The other images with the same engine: its version, its patches or its source are equal."""
+    """List other images whose engine has the same parser, version, patches and source."""
     own = _engines(checkout, image)
     return [
         name
@@ -231,7 +231,7 @@ def images_alike(checkout: Checkout, image: str) -> list[str]:
 
 
 def _engines(checkout: Checkout, name: str) -> list[tuple[object, ...]]:
-    """What decides which flags an image accepts, for each platform; none where it has no engine."""
+    """List, per platform, what decides the flags of an image; empty without an engine."""
     from pipeline.images.engine.read_flags import find_parser
 
     try:
@@ -290,7 +290,7 @@ class RenderRequest:
 
 
 class Rendered(NamedTuple):
-    """What all formats are made of, and the text of the one that was asked for.
+    """What all formats are made from, and the text in the requested format.
 
     An engine over several nodes has a text for each rank.
     """
@@ -325,7 +325,7 @@ def render_recipe(workspace: Workspace, request: RenderRequest) -> Rendered:
     if contained and recipe.image:
         named = reference and reference.digest
         digest = named or image_digest(workspace, recipe, request.platform)
-    # a model that is named otherwise needs no folder
+    # a model that an override names needs no folder
     folder = "" if overrides.model_path else weights_folder(workspace, recipe, request.weights)
     spec, model = recipe.speculation, recipe.model
     # a command is often rendered on another machine than the one that has the weights: then the
@@ -383,7 +383,7 @@ def render_recipe(workspace: Workspace, request: RenderRequest) -> Rendered:
 
 
 def _compare_engines(checkout: Checkout, recipe: Recipe) -> None:
-    """Refuse where the host's engine dies without the image's patches; else name them."""
+    """Refuse if the host's engine would die without the image's patches; else name them."""
     if needed := recipe.needs_patches:
         raise errors.RecipeInvalid(
             f"{recipe.name}: the engine of this machine lacks {needed[0]} of the image"

@@ -71,7 +71,7 @@ def pull(
 
 
 def list_tags(place: str, access: Access, jobs: int = 4) -> list[tuple[str, Document]]:
-    """The tags of a repository, and the images that they name."""
+    """List a repository's tags, and the images that they name."""
     with open_registry(parse_repository(place), access) as repository:
         names = repository.tags()
         manifests = repository.client.each(jobs, names, repository.manifest)
@@ -146,7 +146,7 @@ def publish(
                 log.say(f"{name} for {state.platform} has no gates: nothing was judged")
             elif state.state == "not passed":
                 log.say(f"{name} for {state.platform} is published UNGATED: {state.message}")
-        # gates first: what may not be published need not be read from the disk
+        # gates first: there is no need to read from disk what may not be published
         shipment = plan_upload(store, built, index=index)
         if reference.digest not in (None, shipment.root.digest):
             raise ReferenceInvalid(
@@ -158,7 +158,7 @@ def publish(
         tag = reference.tag or shipment.root.digest[7:19]
         bundle = None
         if not no_evidence:
-            # also for a dry run: a key that cannot be read should be known before the real one
+            # even for a dry run: report an unreadable key before the real one
             signer = find_signer(key_path, os.environ)
             # stated with the image: who pulls it learns that it was forced, and why
             bad = [s for s in states if s.state == "not passed"]
@@ -201,7 +201,7 @@ def publish_set(
     access: Access | None = None,
     jobs: int = 4,
 ) -> tuple[LockedFolder, SetImage, Published | None]:
-    """A verified set as an OCI image; to a registry where one is named, without a copy on disk."""
+    """Make an OCI image of a verified set, without a copy on disk; push it if `target` is set."""
     reference = parse_reference(target) if target else None
     place = find_set(workspace, folder, name)
     log.say(f"{place.lock.name}: {backing_of(workspace, place).sentence()}")

@@ -69,7 +69,7 @@ class ReportRequest:
     smoke_path: Path | None = None
 
     def named_runs(self) -> list[Path]:
-        """Every run, also those that are in a folder of several."""
+        """Every run, including those in a folder of several."""
         return [each for path in self.runs for each in runs_in(path) or [path]]
 
 
@@ -94,14 +94,14 @@ def make_report(workspace: Workspace, request: ReportRequest) -> ReportData:
 
 
 def measured_data(workspace: Workspace, request: ReportRequest) -> tuple[ReportData, list[Attempt]]:
-    """All that a report shows, and the attempts of the store."""
+    """Collect all that a report shows, and the store's attempts."""
     trust = trust_of(workspace, request.trust_path)
     context = VerifyContext(trust, workspace.checkout_or_none(), datetime.now(UTC))
     try:
         store: Store | None = workspace.store_to_read()
     except StoreUnusable:
         store = None  # a report can be made without one
-    # what `bench --host-facts` was given is often in the folder where all commands are typed
+    # the file of `bench --host-facts` is often in the folder where the user types commands
     behind, named = RunInputs(store, (*request.folders, Path.cwd())), request.named_runs()
     read = [_read(path, request, context, behind) for path in named]
     if request.host_path is not None:
@@ -133,7 +133,7 @@ def measured_data(workspace: Workspace, request: ReportRequest) -> tuple[ReportD
 
 
 def _read(path: Path, request: ReportRequest, context: VerifyContext, behind: RunInputs) -> RunData:
-    """A run with its memory, its checked evidence and, unless the user names them, its facts."""
+    """Read a run with its memory, checked evidence and, unless the user names them, facts."""
     log_path = request.log_path
     if not is_run(path):
         return _with_memory(read_foreign_data(path), log_path, is_named=True)
@@ -179,7 +179,7 @@ def _with_memory(run: RunData, path: Path | None, *, is_named: bool) -> RunData:
         lines = file.read(_MOST_LOG_BYTES).decode(errors="replace").splitlines()
     memory = memory_of_log(lines)
     if not memory and is_named:
-        # of a log that nobody named, nobody expects it: llama.cpp on a CPU says nothing
+        # nobody expects it from a log that nobody named: llama.cpp on a CPU writes nothing
         log.say(f"{path}: no line tells how memory was split")
     if not memory:
         return run
@@ -193,12 +193,12 @@ def evidence_links(named: Iterable[EvidenceLink], nodes: Iterable[Node]) -> list
     for node in nodes:
         name = node.part if node.part in by_name else node.title
         digest = by_name[name].digest if name in by_name else None
-        # of a tree only what decides is said; `sm120 verify` shows the rest
+        # names only the decisive node of a tree; `sm120 verify` shows the rest
         decisive = node.culprit()
         where = "" if decisive is node else f"{decisive.title}: "
         message = f"{where}{decisive.message.replace(digest or chr(0), '').strip(' ,')}"
         body = {"name": name, "digest": digest, "state": node.verdict.value, "message": message}
         judged.append(EvidenceLink.model_validate(body))
-    # what no check is about by itself, such as the raw requests
+    # what has no check of its own, such as the raw requests
     names = {link.name for link in judged}
     return [*judged, *(link for link in by_name.values() if link.name not in names)]

@@ -1,4 +1,4 @@
-"""Run a plan: stages that are `sm120` commands, each run once for what it depends on.
+"""Run a plan: each stage is an `sm120` command, and runs once for the inputs it has.
 
 No scheduler: stages run one after the other in this process's checkout and store, or Slurm gets
 them as jobs that wait for each other.
@@ -123,7 +123,7 @@ StageState = Literal["done", "run", "left out", "failed"]
 
 @dataclass(frozen=True)
 class StageResult:
-    """What became of a stage, or would become of it."""
+    """The result of a stage, or its expected result."""
 
     stage: Stage
     state: StageState
@@ -150,7 +150,7 @@ class RunRequest:
 
 
 def read_stages(workspace: Workspace, path: Path) -> list[Stage]:
-    """The stages of a plan in an order in which they can run, with their inputs as they are now."""
+    """Read the stages of a plan in a runnable order, with their inputs as they are now."""
     with os_errors_explained(path):
         plan = read_yaml(path, RunPlan)
     home, folder = path.resolve().parent, _records(workspace, path)
@@ -176,7 +176,7 @@ def read_stages(workspace: Workspace, path: Path) -> list[Stage]:
         for other in (*spec.needs, *spec.after):
             if other not in plan.stages or other == name:
                 raise PlanInvalid(f"{path.name}: {name} waits for {other!r}, which is no stage")
-        # whoever names a file that another stage writes needs that stage
+        # a stage that names a file of another stage needs that one
         values = [home / word.partition("=")[2] for word in spec.run if "=" in word]
         named = [*(home / word for word in spec.run), *values, *(home / i for i in spec.inputs)]
         makers = {written[p] for n in named for p in (n, *n.parents) if p in written}
@@ -215,7 +215,7 @@ def _records(workspace: Workspace, path: Path) -> Path:
 def _inputs(
     workspace: Workspace, home: Path, words: Sequence[str], outputs: Sequence[Path]
 ) -> dict[str, str]:
-    """What a command reads, by name: specs, locks and recipes that its words name, and files."""
+    """Digest what a command reads: the specs, locks, recipes and files that its words name."""
     found: dict[str, Path] = {}
     checkout = workspace.checkout_or_none()
     for word in [*words, *(w.partition("=")[2] for w in words if "=" in w)]:
@@ -238,8 +238,8 @@ def _inputs(
     for name, place in sorted(found.items()):
         if place.is_dir():
             paths = sorted(Path(entry.path) for entry in files_below(place))
-            # neither what Python compiles of a folder's files nor what is noted of weights there is
-            # an input: who only reads the folder may write it
+            # neither Python's compiled files nor the notes kept beside weights in a folder are
+            # inputs: a command that only reads the folder may write them
             given = [p for p in paths if p.suffix != ".pyc" and STATE not in p.parts]
             parts = [[str(p.relative_to(place)), _known(p)] for p in given]
             inputs[name] = sha256_of(canonical_json(parts))
@@ -294,7 +294,7 @@ def judge_stages(
         if stage.name in request.again:
             why = "asked for"
         state: StageState = "run" if why and first <= place <= last else "done"
-        # one that does not last runs for others only, which the next loop finds out
+        # a stage without lasting results runs only for others, as the next loop finds out
         if not stage.lasts and stage.name not in request.again:
             state, why = "done", "nothing that needs it runs"
         outside = "before --from" if place < first else "after --until"
@@ -312,7 +312,7 @@ def judge_stages(
 
 
 def dry_run(workspace: Workspace, request: RunRequest) -> tuple[list[StageResult], int]:
-    """What would run, with bytes to fetch and write where locks tell; the bytes that are free."""
+    """Say what would run, with the bytes to fetch and write that locks tell; and free bytes."""
     # late: they read locks and specs, which a run leaves to its commands
     from pipeline.app.build import plan_images
     from pipeline.weights.model import WeightsLock
@@ -343,7 +343,7 @@ def dry_run(workspace: Workspace, request: RunRequest) -> tuple[list[StageResult
 def run_stages(
     workspace: Workspace, request: RunRequest, on_stage: OnStage | None = None
 ) -> list[StageResult]:
-    """Run what has changed, in order; a failure is kept, and what does not need it goes on."""
+    """Run what has changed, in order; keep a failure, and run what does not need that stage."""
     workspace.store()  # makes it where there is none
     folder = _records(workspace, request.path)
     ended: dict[str, StageResult] = {}
@@ -388,7 +388,7 @@ def run_stages(
 
 
 def _run(workspace: Workspace, request: RunRequest, stage: Stage, log_path: Path) -> StageRecord:
-    """One command, its output on our stderr and in a file."""
+    """Run one command, with its output on our stderr and in a file."""
     began, start = datetime.now(UTC), time.monotonic()
     home = request.path.resolve().parent
     before = _inputs(workspace, home, stage.words, [])
@@ -481,7 +481,7 @@ def submit_stages(workspace: Workspace, request: RunRequest) -> list[StageResult
         if result.state == "run":
             one = ["run", str(request.path.resolve()), "--from", stage.name, "--until", stage.name]
             again = ["--again", stage.name]
-            # an environment of its own: ours, with its tokens, would lie on the controller
+            # its own environment: the controller would store ours, with its tokens
             command = shlex.join(_command(workspace, [*one, *again]))
             script = f"export SLURM_EXPORT_ENV=ALL; exec {command}"
             waits = [f"afterok:{jobs[n]}" for n in sorted(stage.needs) if n in jobs]

@@ -1,7 +1,7 @@
 """Serve recipes: start one, look at what is served, read its log, stop it.
 
-A recipe and a user's options become a job for the container engine of this machine or of another
-host, with nothing left to look up.
+Turns a recipe and a user's options into a job for a container engine, on this machine or another
+host, with everything looked up.
 """
 
 from __future__ import annotations
@@ -88,17 +88,17 @@ _CUDA_COMPILERS = ("nvidia-cuda-nvcc", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime
 
 @dataclass(frozen=True)
 class RemoteHost:
-    """A host as the user names it."""
+    """A host, or several, as the user names them."""
 
     host: str
     inventories: tuple[str, ...] = ()
 
     def words(self) -> str:
-        """The same as options, for a command that a user may type next."""
+        """The host as options of a command that a user may type next."""
         return " ".join(["--on", self.host, *(f"-i {shlex.quote(i)}" for i in self.inventories)])
 
     def each(self) -> list[RemoteHost]:
-        """One or several, as they are named with commas; the first is rank 0."""
+        """Split the names at commas; the first is rank 0."""
         return [RemoteHost(name, self.inventories) for name in self.host.split(",") if name]
 
 
@@ -121,7 +121,7 @@ class ServeRequest:
     hosts: tuple[str, ...] = ()  # addresses of several nodes, as they reach each other
 
     def options(self) -> ServeOptions:
-        """The same as the engine's start needs it, with whole paths."""
+        """The request as options of the engine's start, with whole paths."""
         return ServeOptions(
             overrides=self.overrides,
             weights=folder_on(self.on, self.weights, "--weights"),
@@ -136,7 +136,7 @@ class ServeRequest:
 
 @dataclass(frozen=True)
 class ServeContext:
-    """What a start of a recipe uses; the same for a recipe and its fallbacks."""
+    """What a start of a recipe uses; its fallbacks use the same."""
 
     checkout: Checkout
     store: Store
@@ -147,7 +147,7 @@ class ServeContext:
 
 @dataclass(frozen=True)
 class ServedRecipe:
-    """A recipe that answers, and the attempt that started it."""
+    """A running recipe, and the attempt that started it."""
 
     recipe: Recipe
     served: Served
@@ -169,7 +169,7 @@ def serve_recipe(
     """Start a recipe's engine in a container, and wait until it answers.
 
     With `with_fallback`, tries the recipe's fallbacks where it fails. On several hosts the workers
-    start first; where one rank fails, none stays.
+    start first; if one rank fails, none stays.
     """
     if request.on and len(request.on.each()) > 1:
         with ranks_on(workspace, request) as ranks:
@@ -190,12 +190,12 @@ def serve_recipe(
                     )
             except BaseException:
                 for containers, name in started:
-                    # one that ended by itself is removed, too
+                    # removes one that ended by itself, too
                     if facts := containers.container(name):
                         stop_container(containers, store, facts, 0)
                 raise
     options, recipes = request.options(), recipes_of(workspace, request.folders)
-    # a wrong name is the answer, also where no Docker runs
+    # reports a wrong name even where no Docker runs
     first = recipes.read(request.recipe)
     with machine_on(workspace, request.on, request.engine) as (site, containers):
         context = ServeContext(workspace.checkout(), workspace.store(), options, site)
@@ -243,7 +243,7 @@ def plan_start(workspace: Workspace, request: ServeRequest) -> StartPlan:
 
 
 def start_command(job: ServeJob, containers: ContainerEngine) -> list[str]:
-    """The container of a start as one types it."""
+    """Write the command line that starts the container."""
     name = job.recipe.image or ""
     # where the image is not built, a check has failed and says so
     image = default_tag(name, job.record.digest) if job.record else name
@@ -258,7 +258,7 @@ def start_command(job: ServeJob, containers: ContainerEngine) -> list[str]:
 def ranks_on(
     workspace: Workspace, request: ServeRequest, *, dry_run: bool = False
 ) -> Iterator[list[tuple[ServeJob, ContainerEngine]]]:
-    """The starts of all ranks, each on its own host, for as long as the block lasts."""
+    """Yield the starts of all ranks, each on its own host, while the block lasts."""
     hosts = request.on.each() if request.on else []
     recipe = recipes_of(workspace, request.folders).read(request.recipe)
     if recipe.nodes != len(hosts):
@@ -286,7 +286,7 @@ def ranks_on(
 
 
 def check_ranks(ranks: Sequence[tuple[ServeJob, ContainerEngine]]) -> list[RuleResult]:
-    """What must be equal on all nodes, then every check of each node."""
+    """Check each node, and what must be equal on all of them."""
     rows, nodes = list[RuleResult](), list[NodeFacts]()
     for job, containers in ranks:
         site, recipe, tunnel = job.site, job.recipe, tunnel_of(job.site)
@@ -312,7 +312,7 @@ def check_ranks(ranks: Sequence[tuple[ServeJob, ContainerEngine]]) -> list[RuleR
             clock_s=site.clock_s(),
         )
         nodes.append(node)
-    # who leaves a check out leaves its comparison out, too
+    # skipping a check skips its comparison, too
     skipped = ranks[0][0].skipped
     return [*(row for row in compare_nodes(nodes) if row.subject not in skipped), *rows]
 
@@ -320,7 +320,7 @@ def check_ranks(ranks: Sequence[tuple[ServeJob, ContainerEngine]]) -> list[RuleR
 def served_now(
     workspace: Workspace, engine: Wanted = "auto", on: RemoteHost | None = None
 ) -> tuple[list[ServedStatus], str]:
-    """What is served, and the names of the container engines that were asked."""
+    """List what is served, and name the container engines that it asked."""
     store = workspace.store_to_read()
     with machine_of_all(workspace, on, engine) as (site, engines):
         return [row for each in engines for row in status_of(each, store, site)], titles(engines)
@@ -370,7 +370,7 @@ def stop_recipes(
 
 
 def attempts(workspace: Workspace, host: str | None = None) -> list[Attempt]:
-    """What was served and tried, oldest first; of one host, or of all."""
+    """List attempts, oldest first, of one host or of all."""
     known = attempts_of(workspace.store_to_read())
     timeline = known.read()
     if timeline.damaged:
@@ -382,9 +382,9 @@ def attempts(workspace: Workspace, host: str | None = None) -> list[Attempt]:
 def machine_on(
     workspace: Workspace, on: RemoteHost | None, wanted: Wanted, holding: str | None = None
 ) -> Iterator[tuple[Site, ContainerEngine]]:
-    """A machine and its container engine, for as long as the block lasts.
+    """Yield a machine and its container engine while the block lasts.
 
-    Of several engines it is the one that has the container of the recipe `holding`.
+    If there are several engines, picks the one with the container of the recipe `holding`.
     """
     if on and len(on.each()) > 1:
         raise errors.HostUnreached(
@@ -409,7 +409,7 @@ def machine_on(
 def machine_of_all(
     workspace: Workspace, on: RemoteHost | None, wanted: Wanted
 ) -> Iterator[tuple[Site, list[ContainerEngine]]]:
-    """The same with every container engine: what is served may be in either."""
+    """Yield a machine with every container engine: either may run what is served."""
     if on is None:
         yield HERE, find_engines(wanted)
         return
@@ -419,7 +419,7 @@ def machine_of_all(
 
 @contextmanager
 def connected(workspace: Workspace, on: RemoteHost) -> Iterator[Tunnel]:
-    """A login on a host, for as long as the block lasts."""
+    """Log in on a host while the block lasts."""
     if on.inventories:
         with log.step(f"Asking Ansible how {on.host} is reached"):
             connection = connection_of(workspace.checkout(), on.inventories, on.host)
@@ -430,7 +430,7 @@ def connected(workspace: Workspace, on: RemoteHost) -> Iterator[Tunnel]:
 
 
 def folder_on(on: RemoteHost | None, folder: Path | None, option: str) -> str | None:
-    """A folder of this machine as a whole path; one of another host as it was named."""
+    """Return a local folder as a whole path; one of another host as named."""
     if folder is None or on is not None:
         return str(folder) if folder else None
     if not folder.is_dir():
@@ -444,7 +444,7 @@ def make_job(
     after: str | None = None,
     place: NodePlace | None = None,
 ) -> ServeJob:
-    """One start of a recipe; of one over several nodes, that of the rank at `place`."""
+    """Make one start of a recipe; over several nodes, the start of the rank at `place`."""
     if recipe.nodes > 1 and place is None:
         raise errors.RecipeInvalid(
             f"{recipe.name}: is for {recipe.nodes} nodes",
@@ -516,7 +516,7 @@ def make_job(
 
 
 def _tuned(context: ServeContext, recipe: Recipe, built: Built, launch: Launch) -> Launch:
-    """The launch with the table that `sm120 tune` kept for it; says why where it is not used."""
+    """Add the table that `sm120 tune` kept to the launch; say why if it is not used."""
     name = f"kernel-table-{recipe.name}"
     envelope = read_kept_envelope(statements_folder(context.store, built) / f"{name}{SUFFIX}")
     if envelope is None:
@@ -547,7 +547,7 @@ def _tuned(context: ServeContext, recipe: Recipe, built: Built, launch: Launch) 
 
 
 def cuda_branch(checkout: Checkout, image: str, platform: str | None) -> str | None:
-    """The CUDA branch that an image compiles with at run time, by its locks."""
+    """Read from an image's locks which CUDA branch it compiles with at run time."""
     runs_on = pick_platform(checkout.spec(image), platform)
     versions = {
         pin.name: pin.version
@@ -594,7 +594,7 @@ def _weights(
         place = tunnel or context.store
         return weights_on_disk.tiny_weights(place, recipe, dry_run=context.dry_run)
     folder = Path(named) if named else None
-    # a name of the Hub is no folder of this machine
+    # a Hub name is no folder on this machine
     if folder is None and given is not None and given.is_absolute():
         # of a GGUF model the variable names the file itself
         is_file = given.suffix == ".gguf" if tunnel else given.is_file()
@@ -611,13 +611,13 @@ def _built(context: ServeContext, image: str, platform: str | None) -> Built | N
     try:
         return find_image(context.checkout, context.store, image, platform)
     except errors.UnknownImage:
-        # an image that this checkout does not know at all is the recipe's fault
+        # if this checkout does not know the image at all, the recipe is wrong
         context.checkout.spec(image)
         return None
 
 
 def _refused(checkout: Checkout, launch: Launch) -> Known[tuple[str, ...]]:
-    """What the engine of the image would refuse, as far as its parser is known."""
+    """List what the image's engine would refuse, if its parser is known."""
     try:
         parser = find_parser_flags(flags_folder(checkout), launch.engine, launch.image)
     except errors.RecipeInvalid as error:

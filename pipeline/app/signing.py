@@ -1,4 +1,4 @@
-"""Which key signs the statements that a verb leaves, and which keys a verb trusts.
+"""Which key signs the statements that a command writes, and which keys it trusts.
 
 The modules that hold key material load `cryptography`, a tenth of a second that a build with
 nothing to do and a nightly scrub need not spend: they are imported where a key is really used.
@@ -54,7 +54,7 @@ class Signing:
 
     @cached_property
     def signers(self) -> Sequence[Signer]:
-        """None or one."""
+        """One signer, or none."""
         if not self._is_named and own_key(self._environment) is None:
             return ()
         from pipeline.artifacts.attest.keys import find_signer
@@ -64,7 +64,7 @@ class Signing:
         except KeyInvalid as error:
             if self._is_named:
                 raise
-            # the user's own key was not asked for by name, so it may be unusable without an error
+            # nobody named the user's own key, so it may be unusable without an error
             self.reason = str(error)
             return ()
         return (signer,) if signer else ()
@@ -91,7 +91,7 @@ class Signing:
 
 
 def signer_of(key_path: Path | None) -> Signer:
-    """The key that was named or configured; without one there is an error, not a silent skip."""
+    """Return the named or configured key; raise if there is none."""
     from pipeline.artifacts.attest.keys import find_signer
 
     signer = find_signer(key_path, os.environ)
@@ -101,7 +101,7 @@ def signer_of(key_path: Path | None) -> Signer:
 
 
 def trust_of(workspace: Workspace, path: Path | None) -> Trust | None:
-    """The trust file that was named, else the checkout's, the user's and the user's own keys."""
+    """Read the named trust file, else the checkout's, the user's and the user's own keys."""
     from pipeline.artifacts.attest.trust import both, read_trust, with_own_keys
 
     if path is not None:
@@ -111,7 +111,7 @@ def trust_of(workspace: Workspace, path: Path | None) -> Trust | None:
 
 
 def trust_files(workspace: Workspace) -> list[Path]:
-    """The trust files that count here where none was named; the first has the last word."""
+    """List the trust files that count if none is named; the first has the last word."""
     checkout = workspace.checkout_or_none()
     # a checkout's trust file is reviewed like its code; the user's own is added to it
     shared = checkout.root / "lockfiles" / _TRUST_FILE if checkout else None
@@ -119,7 +119,7 @@ def trust_files(workspace: Workspace) -> list[Path]:
 
 
 def own_trust_file() -> Path | None:
-    """Where this user keeps whom to believe; a user id without an account has no such place."""
+    """Return this user's trust file; a user id without an account has none."""
     try:
         return default_folder(os.environ).with_name(_TRUST_FILE)
     except KeyInvalid:

@@ -1,7 +1,7 @@
 """Smoke tests: a server proves itself rung by rung, and the result is stated and signed.
 
-The server is an address, a recipe that `serve` started, or a recipe that is started for the test.
-Of a recipe the statement is about its image; of an address it is next to the result.
+The server is an address, a recipe that `serve` started, or one that starts for the test.
+A recipe's statement is about its image; an address's is next to the result.
 """
 
 from __future__ import annotations
@@ -142,13 +142,13 @@ class SmokeRequest:
     keep: Path | None = None
     record: Path | None = None  # record a baseline in this file, and test nothing else
     baseline: Path | None = None
-    soak_s: float | None = None  # mixed work for so long, in place of the ladder
+    soak_s: float | None = None  # run mixed work this long, instead of the ladder
 
     @property
     def rungs(self) -> Sequence[Rung]:
         if self.soak_s:
             return (FIRST, SOAK)
-        # a baseline is recorded of a server that answers, and of no other rung
+        # recording a baseline needs only a server that answers, no other rung
         return LADDER[:1] if self.record else LADDER[: RUNGS.index(self.up_to) + 1]
 
     @property
@@ -217,7 +217,7 @@ def _smoke_address(
         host = request.on.host if request.on else None
         begun = smoke_attempt(recipe, host=host) if recipe else None
         if request.on:
-            # an address of that host, which need not be open to this machine
+            # an address on that host, perhaps closed to this machine
             tunnel = stack.enter_context(connected(workspace, request.on))
             address = replace(address, socket=tunnel.forward(address.netloc))
             url = f"{url} on {request.on.host}"
@@ -231,11 +231,11 @@ def _smoke_address(
                 folder = request.keep or workspace.store().root / "smoke" / new_id()
                 if not request.keep:
                     keep_ladder(folder, result, session.client.exchanges)
-            # hours of tests are not thrown away because their result cannot be kept
+            # keep hours of tests even if their result cannot be stored
             except (errors.StoreUnwritable, errors.DiskFull) as error:
                 log.say(f"Nothing is stated: {error}")
             else:
-                # what runs at the address is not known, only what it was expected to be
+                # nobody knows what runs at the address, only what is expected there
                 run = as_run(
                     result,
                     session.client.exchanges,
@@ -355,7 +355,7 @@ def state_recipe_run(
     if built is None or server.status.built != "same" or built.digest != server.status.digest:
         log.say("Nothing is stated: what runs is not the image that this checkout builds.")
         return
-    # a user's own recipes are not looked for in the checkout when the statement is verified
+    # verify does not search the checkout for a user's own recipes
     shipped = checkout.root / "recipes"
     inputs = {
         f"{'recipes' if path.parent == shipped else 'own'}/{path.name}": sha256_of(
@@ -379,9 +379,9 @@ def state_recipe_run(
 def serve_longest(
     workspace: Workspace, request: ServeRequest, contexts: Sequence[int] = ()
 ) -> tuple[int, str]:
-    """Serve a recipe with one context after the other while it proves itself; keep the last good.
+    """Serve a recipe with ever longer contexts while it passes; keep the last good one.
 
-    Returns its tokens, and why the next one did not hold; empty where all did.
+    Returns its tokens, and why the next one failed; empty if all passed.
     """
     options = request.options()
     recipe = recipes_of(workspace, request.folders).read(request.recipe)
@@ -408,7 +408,7 @@ def serve_longest(
                         raise errors.SmokeFailed(text)
                 good = tokens
             except (errors.ServeFailed, errors.PreflightFailed, errors.SmokeFailed) as error:
-                # what runs already, or cannot run on this machine, is no matter of its context
+                # a running server or an unfit machine says nothing about the context
                 never_ran = isinstance(error, errors.PreflightFailed) and not good
                 if isinstance(error, errors.AlreadyServed) or never_ran:
                     raise
@@ -429,7 +429,7 @@ def _with_tokens(context: ServeContext, tokens: int) -> ServeContext:
 
 @dataclass
 class RecipeServer:
-    """What runs of a recipe now, and what a test may do to it."""
+    """A running recipe, and what a test may do to it."""
 
     engine: ContainerEngine
     context: ServeContext
@@ -456,7 +456,7 @@ class RecipeServer:
     def connect(self, session: SmokeSession) -> None:
         """Let a test do what cannot be done to a server at an address."""
         engine, name, limit_s = self.engine, self.recipe.name, self.context.options.timeout_s
-        # looked up when it is restarted: its container and its port may be others by then
+        # looks it up at each restart: its container and its port may have changed by then
         session.restart = lambda: _in_thread(
             partial(restart, engine, find_served(engine, name), self._door(), limit_s)
         )
@@ -465,7 +465,7 @@ class RecipeServer:
             session.start_drafting = lambda: _in_thread(partial(self.serve_again, drafting=True))
 
     def memory_bytes(self) -> int | None:
-        """What its processes hold now, without cached files; none where the kernel does not tell.
+        """Memory of its processes without cached files; None if the kernel does not tell.
 
         https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
         """
@@ -478,13 +478,13 @@ class RecipeServer:
         return None
 
     def read_log(self) -> list[str]:
-        """What its engine has written so far."""
+        """The engine's log so far."""
         facts = find_served(self.engine, self.recipe.name)
         data = b"".join(self.engine.output(facts.id, follow=False))
         return data.decode(errors="replace").splitlines()
 
     def serve_again(self, *, drafting: bool, after: str | None = None) -> None:
-        """The same with the draft model or without it, in the place of what runs."""
+        """Restart the server with or without the draft model."""
         assert self.drafts is not None
         stop_recipe(self.engine, self.context, self.recipe)
         again = replace(self.context, options=self.drafts.drafting(drafting))
@@ -506,7 +506,7 @@ class RecipeServer:
 
 
 def smoke_attempt(recipe: Recipe, **known: str | None) -> Begun:
-    """A test with what a recipe expects; of a server at an address the digests are not known."""
+    """Begin an attempt to test a recipe; an address has no known digests."""
     body = {
         "id": new_id(),
         "kind": "smoke",
@@ -518,7 +518,7 @@ def smoke_attempt(recipe: Recipe, **known: str | None) -> Begun:
 
 
 def find_server(engine: ContainerEngine, context: ServeContext, recipe: Recipe) -> RecipeServer:
-    """The server that `sm120 serve` started of a recipe."""
+    """Find the server that `sm120 serve` started from a recipe."""
     status = _status(engine, context, recipe)
     attempts = attempts_of(context.store).read().attempts
     begun = next((a.begun for a in attempts if a.begun.id == status.attempt), None)
@@ -537,7 +537,7 @@ def find_server(engine: ContainerEngine, context: ServeContext, recipe: Recipe) 
 def started_server(
     engine: ContainerEngine, context: ServeContext, recipe: Recipe
 ) -> Iterator[RecipeServer]:
-    """A recipe, served for one test; without its draft model, which is the last rung."""
+    """Serve a recipe for one test, without its draft model, which is the last rung."""
     options = make_job(context, recipe).options or context.options
     drafts = options if speculates(recipe, options.overrides) else None
     first = replace(context, options=options.drafting(False) if drafts else options)
@@ -560,7 +560,7 @@ def start_recipe(
 
 
 def stop_recipe(engine: ContainerEngine, context: ServeContext, recipe: Recipe) -> None:
-    """Stop what is served of a recipe."""
+    """Stop a recipe's server."""
     # a start that failed may have made no container
     with suppress(errors.NothingServed):
         stop_container(engine, context.store, find_served(engine, recipe.name), STOP_S)
@@ -591,7 +591,7 @@ def _status(engine: ContainerEngine, context: ServeContext, recipe: Recipe) -> S
 
 
 async def _in_thread(act: Callable[[], None]) -> None:
-    """Run something slow about a container; a test takes a server that does not start as gone."""
+    """Do something slow with a container; a server that does not start counts as gone."""
     try:
         await asyncio.to_thread(act)
     except (errors.ServeFailed, errors.PreflightFailed) as error:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """Where compiled layers may be taken from, and whose signature counts."""
+    """Where to take compiled layers from, and whose signature counts."""
 
     repository: ImageReference
     trust_path: Path | None = None
@@ -105,7 +105,7 @@ def offered_layers(
     *,
     offline: bool = False,
 ) -> dict[str, OfferedLayer]:
-    """By its key, each tree whose layer a registry has and a trusted key signed.
+    """Map keys of trees to layers that a registry has and a trusted key signed.
 
     Without --layers-from it asks no registry. A registry that does not answer, or lacks a layer,
     costs only the time to compile it; a layer that cannot be trusted is an error.
@@ -143,7 +143,7 @@ def missing_trees(store: Store, plans: Sequence[ImagePlan]) -> list[TreePlan]:
 
 
 def missing_archives(store: Store, trees: Sequence[TreePlan]) -> list[ArchivePin]:
-    """The archives of trees that must be fetched first, each once."""
+    """List the archives that must be fetched first, each once."""
     pins = {tree.lock.archive.sha256: tree.lock.archive for tree in trees}.values()
     return [pin for pin in pins if not store.has_input(pin.sha256, pin.size_bytes)]
 
@@ -156,7 +156,7 @@ def make_compiler(
     jobs: int,
     object_cache: str = "",
 ) -> Compiler:
-    """A compiler whose toolchains are images of this checkout, built when they are needed."""
+    """Make a compiler; its toolchains are images of this checkout, built when needed."""
 
     def toolchain(tree: TreePlan) -> Built:
         # before the first byte is fetched
@@ -169,7 +169,7 @@ def make_compiler(
 
 
 def find_tree(workspace: Workspace, name: str, build: str, platform: str | None) -> TreePlan:
-    """The plan of one build of a source, for this machine where no platform is chosen."""
+    """Plan one build of a source, for this machine if no platform is chosen."""
     chosen = host_platform() if platform in (None, "host") else str(platform)
     return plan_tree(workspace.checkout(), CompiledSpec(source=name, build=build), chosen)
 
@@ -323,7 +323,7 @@ def lock_sources(
 
 
 def _facts(lock: SourceLock) -> dict[str, str | None]:
-    """What a lock can change: the archive, its files, the spec that it answers."""
+    """Collect what a new lock can change: the archive, its files, the spec."""
     pin = lock.archive
     facts = {"archive": pin.file, "version": pin.version, "sha256": pin.sha256[:12]}
     return {**facts, "files": str(lock.files), "tree": lock.tree, "spec": lock.spec}

@@ -1,4 +1,4 @@
-"""Specs, patches and locks of images: the files that people begin and commands complete."""
+"""Specs, patches and locks of images: files that people start and commands complete."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def lock_images(
             full = checkout.written(name)
             raise SpecInvalid(f"{name}: has the lock of {full}", f"`sm120 image lock {full}`")
         for each in platforms_of(checkout.spec(name), platform):
-            # with `dry_run` the lock of a base is not written, and its image must still see it
+            # `dry_run` does not write a base's lock, but its image must still see it
             known, path = fresh.setdefault(each, {}), checkout.lock_path(name, each)
             with log.step(f"Locking {name} for {each}"):
                 known[name] = make_lock(checkout, name, each, transport, known)

@@ -1,7 +1,7 @@
 """Statements about files: weights, host records, benchmarks, reports and any other file.
 
 A statement is next to its file, signed where there is a key. The modules that only some of them
-need are imported where they are used: a nightly scrub of weights loads no benchmarks.
+need are imported on use: a nightly scrub of weights loads no benchmarks.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def keep_statement(
 def state_run(
     folder: Path, files: Mapping[str, str], run: ImageRun, signing: Signing
 ) -> FileStatement:
-    """State a run of which no image is known, by the files of its result, next to the first."""
+    """State a run without a known image, by its result's files, next to the first file."""
     from pipeline.evidence.statements.results import run_predicate
 
     subjects = [subject(name, digest) for name, digest in files.items()]
@@ -96,7 +96,7 @@ def state_host(path: Path, signing: Signing) -> FileStatement:
     target = path.with_name(f"{path.name}{SUFFIX}")
     try:
         summary = summarise(read_recorded_facts(path)).model_dump(mode="json")
-    # the playbook has changed hosts by now: the statements of the other hosts are still written
+    # the playbook has changed hosts by now: still write the other hosts' statements
     except RecordInvalid as error:
         return FileStatement(str(target), f"not stated: {error}")
     digest = open_file(path).digest
@@ -127,5 +127,5 @@ def sign_file(artifact: Path, kind: str, body: Any, signer: Signer) -> Path:
 
 
 def without_statements(files: Sequence[Path]) -> tuple[Path, ...]:
-    """The records among `records/*.json`, which also matches the statements next to them."""
+    """Drop the statements from `records/*.json`, which matches them too."""
     return tuple(path for path in files if not path.name.endswith(".dsse.json"))

@@ -20,7 +20,7 @@ class Trimmed(NamedTuple):
     file_bytes: int
     leftovers: int
     leftover_bytes: int
-    freed_bytes: int  # none where it was only asked what can go
+    freed_bytes: int  # none for a dry run
 
 
 def sections_of(workspace: Workspace) -> tuple[Path, list[StoreSection]]:
@@ -46,7 +46,7 @@ def check_store(workspace: Workspace, *, repair: bool = False) -> list[Path]:
 def trim_store(workspace: Workspace, *, dry_run: bool = False) -> Trimmed:
     """Remove what nothing needs; with `dry_run`, only say what that is."""
     store = workspace.store()
-    # a build that runs now may be about to use what looks unneeded
+    # a running build may be about to use what looks unneeded
     with store.alone():
         unused = [*gate_upkeep.gate_leftovers(store), *source_leftovers(store)]
         paths = upkeep.unreachable(store)

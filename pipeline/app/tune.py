@@ -1,4 +1,4 @@
-"""Tune the kernel of a recipe's experts on this machine's card, and keep what was found.
+"""Tune the kernel of a recipe's experts on this machine's card, and keep the result.
 
 What only a card can tell is an artefact of its own: a statement about the image, for one recipe,
 card and driver. `publish` brings it along, and `serve` uses it where all of them are the same.
@@ -64,7 +64,7 @@ class TuneRequest:
 
 @dataclass(frozen=True)
 class TunedRecipe:
-    """What the recipe reads, and what was found for it."""
+    """What the recipe reads, and the result for it."""
 
     recipe: str
     shape: Known[MoeShape]
@@ -222,11 +222,11 @@ def _tuned(
 
 
 def gate_judge(gate: ImageGate, card: Card, case: KernelCase) -> Judge:
-    """Lets pass what the shared-memory gate finds to fit the card; kept answers cost nothing."""
+    """Accepts configurations that the shared-memory gate passes; kept answers cost nothing."""
     target = gate.target(gate.patched(), card)
 
     def judge(configs: Sequence[Config]) -> list[Config]:
-        # how blocks are grouped decides their order, not what one of them needs
+        # grouping decides the order of blocks, not what one of them needs
         sizes = [{k: v for k, v in each.items() if k != "GROUP_SIZE_M"} for each in configs]
         variants = {
             canonical_json(values): case.model_copy(

@@ -1,6 +1,6 @@
-"""Recipes of other projects: taken over by commit, checked against our image, watched for changes.
+"""Recipes of other projects: import by commit, check against our image, watch for changes.
 
-Files come from the disk or from a local git checkout. Nothing is downloaded, also not by git.
+Files come from the disk or from a local git checkout. Nothing downloads, not even git.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class UpstreamFile(NamedTuple):
 
 @dataclass(frozen=True)
 class ImportRequest:
-    """Which command of which file becomes a recipe of which name, for which cards."""
+    """Which command of which file becomes which recipe, for which cards."""
 
     place: str  # a file, or REPO@COMMIT:PATH
     name: str
@@ -86,14 +86,14 @@ class SettingDifference(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """A recipe as it is written, and where its command leaves the document's."""
+    """The recipe as written, and where its command departs from the document's."""
 
     body: dict[str, Any]
     differences: list[SettingDifference]
 
 
 def _git(repo: Path, *words: str) -> bytes | None:
-    """What git says of a local checkout; none where it says no. It never connects to anybody."""
+    """Ask git about a local checkout, without network; None if git fails."""
     git = proc.find_tool("git", "Install git, or name a file.")
     quiet = {
         "GIT_ALLOW_PROTOCOL": "none",  # also not for objects that a partial clone lacks
@@ -108,7 +108,7 @@ def _git(repo: Path, *words: str) -> bytes | None:
 
 
 def _blob(repo: Path, commit: str, path: str) -> bytes | None:
-    """A file at a commit; none where that commit has no such file."""
+    """Read a file at a commit; None if that commit has no such file."""
     name = f"{commit}:{path}"
     size = _git(repo, "cat-file", "-s", name)
     if size is None or _git(repo, "cat-file", "-t", name) != b"blob\n":
@@ -130,7 +130,7 @@ def _commit(repo: Path, name: str) -> str:
 
 
 def _project(repo: Path) -> str:
-    """Where a checkout was cloned from, as browsers open it; its folder where nobody knows."""
+    """Find the web address that a checkout was cloned from, else its folder's name."""
     url = (_git(repo, "config", "--get", "remote.origin.url") or b"").decode(errors="replace")
     url = re.sub(r"^(?:ssh://)?git@([^:/]+)[:/]", r"https://\1/", url.strip())
     url = re.sub(r"//[^/@]*@", "//", url).removesuffix("/").removesuffix(".git")
@@ -156,7 +156,7 @@ def read_upstream(place: str) -> UpstreamFile:
 
 
 def import_recipe(workspace: Workspace, request: ImportRequest) -> Imported:
-    """A recipe of one command of another project's file, or every reason why it cannot be one."""
+    """Turn a command of another project's file into a recipe, or give every reason against."""
     file = read_upstream(request.place)
     commands = read_commands(file.data, file.path, request.features, request.hardware)
     labels = [command.label for command in commands]
@@ -240,7 +240,7 @@ def import_recipe(workspace: Workspace, request: ImportRequest) -> Imported:
 
 
 def list_commands(request: ImportRequest) -> list[dict[str, str]]:
-    """Each command of a file: its label, its model, and its words or why it is refused."""
+    """List each command of a file: its label, model, and words or why it is refused."""
     file = read_upstream(request.place)
     return [
         {
@@ -253,7 +253,7 @@ def list_commands(request: ImportRequest) -> list[dict[str, str]]:
 
 
 def _first_name(flag: str, known: ParserFlags) -> str:
-    """A flag as the parser calls it, also where a document writes its beginning alone."""
+    """Return the parser's name for a flag, even if a document abbreviates it."""
     (given,) = split_command_line([flag], known).given
     return f"{given.name}.{given.path}" if given.path else given.name or flag
 
@@ -261,7 +261,7 @@ def _first_name(flag: str, known: ParserFlags) -> str:
 def _fields(
     command: UpstreamCommand, known: ParserFlags, request: ImportRequest
 ) -> tuple[dict[str, Any], list[str], list[str]]:
-    """The flags as fields of a recipe, those that have none as words, and what is refused."""
+    """Split flags into fields of a recipe, words without a field, and refused ones."""
     kind = _KINDS[command.engine]
     names = [name for name in kind.model_fields if name not in ("extra", "compilation_config")]
     fields = {_first_name(kind.flag(name), known): name for name in names}
@@ -284,7 +284,7 @@ def _fields(
         value: Any = not given.is_off
         if given.values:
             value = given.values[0]
-            # a field that holds a table is written as JSON on a command line
+            # a command line writes a field that holds a table as JSON
             if value.startswith("{"):
                 try:
                     value = json.loads(value)
@@ -302,7 +302,7 @@ def _fields(
 def setting_differences(
     before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> list[SettingDifference]:
-    """Every setting that differs, with both values; none where one side does not have it."""
+    """List every setting that differs, with both values; None where a side lacks it."""
     found = []
     for pointer, *values in json_differences(dict(before), dict(after)):
         texts = [v if isinstance(v, str | None) else json.dumps(v, default=str) for v in values]
@@ -312,7 +312,7 @@ def setting_differences(
 
 
 def compare_recipes(one: Recipe, other: Recipe) -> list[SettingDifference]:
-    """What two recipes do not share: model, image, cards, every flag and every variable."""
+    """Compare two recipes: model, image, cards, every flag and every variable."""
     left_out = {"name", "summary", "sources", "flags", "environment", "changes", "contrary"}
     bodies = []
     for recipe in (one, other):
@@ -324,7 +324,7 @@ def compare_recipes(one: Recipe, other: Recipe) -> list[SettingDifference]:
 
 
 class RecipeDrift(NamedTuple):
-    """What became of a document that a recipe names by commit."""
+    """How a document changed since the commit that a recipe names."""
 
     recipe: str
     source: str
@@ -338,9 +338,9 @@ class RecipeDrift(NamedTuple):
 def find_drift(
     workspace: Workspace, names: Sequence[str], upstream: str, folders: tuple[Path, ...] = ()
 ) -> tuple[list[RecipeDrift], UpstreamMoved | None]:
-    """Documents of recipes at their commits and now, in a local checkout; the error that follows.
+    """Compare recipes' documents then and now, in a local checkout; and the error that follows.
 
-    `upstream` is REPO or REPO@COMMIT. Recipes whose sources are of other projects are passed over.
+    `upstream` is REPO or REPO@COMMIT. Skips sources that are of other projects.
     """
     place, _, wanted = upstream.partition("@")
     repo = Path(place)

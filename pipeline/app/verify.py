@@ -47,7 +47,7 @@ from pipeline.weights.sign.record import weights_record_path
 _RUN_RESULTS = {RESULT: EXCHANGES, QUALITY_RESULT: QUALITY_EXCHANGES}
 _HEAD = 4096  # bytes of a file that tell a report
 _TRUST = "`--key FILE.pub` once, `sm120 evidence trust-key FILE.pub` from now on."
-# only a file ends so; an image that is called so has its tag behind it
+# only a file ends like this; an image of that name has its tag after it
 _FILE_ENDINGS = (".html", ".json", ".jsonl", ".md", ".csv", ".pdf")
 _REPORTS_WITHOUT_DATA = (".md", ".csv", ".pdf")
 # in the order in which they must be stated
@@ -61,7 +61,7 @@ _IN_REGISTRY = "For an image in a registry, write REGISTRY/REPOSITORY:TAG."
 
 @dataclass(frozen=True)
 class VerifyRequest:
-    """What to verify, by which evidence, and whom to believe."""
+    """What to verify, by which evidence, and whom to trust."""
 
     artifact: str  # an image, a run, a report, a file, a folder or a reference of a registry
     places: tuple[Path, ...] = ()  # statements [those next to it]
@@ -77,14 +77,14 @@ class VerifyRequest:
 
 @dataclass(frozen=True)
 class Verification:
-    """The verdict on an artifact, on what a policy asks of it, and the error that follows."""
+    """The verdict on an artifact and on a policy, and the error that follows."""
 
     node: Node
     policy: list[Node]  # one for each image; most references name one
     error: errors.PipelineError | None
 
     def require_valid(self) -> None:
-        """Raise the error, where not everything holds."""
+        """Raise the error if not everything holds."""
         if self.error:
             raise self.error
 
@@ -148,7 +148,7 @@ def walk_artifact(
 
 
 def _what_is_missing(artifact: str, node: Node, context: VerifyContext) -> str:
-    """How to get further than incomplete, where the reason is one that every newcomer meets."""
+    """Explain how to get past incomplete, for the reasons that every newcomer meets."""
     if not node.children and artifact.endswith(_REPORTS_WITHOUT_DATA):
         return (
             "Of a report, only the HTML page is stated and can be verified:"
@@ -172,7 +172,7 @@ def _what_is_missing(artifact: str, node: Node, context: VerifyContext) -> str:
 
 
 def _reference(artifact: str) -> ImageReference | None:
-    """A place in a registry; what exists on this disk, or is an image's plain name, is none."""
+    """Parse a place in a registry; None for a local path or an image's plain name."""
     # no registry is guessed for a bare name, unlike Docker, which asks its own Hub
     if Path(artifact).exists():
         return None
@@ -254,7 +254,7 @@ def _chain(judged: JudgedEvidence) -> Chain:
 
 
 def _together(path: Path, parts: Sequence[JudgedEvidence]) -> Chain:
-    """What a folder holds: one thing by itself, several below its name."""
+    """Join what a folder holds: one thing by itself, several below the folder's name."""
     if len(parts) == 1:
         return _chain(parts[0])
     return Chain(Node(str(path), children=tuple(each.node for each in parts)), tuple(parts))
@@ -313,10 +313,10 @@ def _built(workspace: Workspace, request: VerifyRequest, context: VerifyContext)
         try:
             opened = open_image(store.blob_path(digest).parent, digest, f"{name} {chosen}")
         except errors.EvidenceBroken as error:
-            # a folder that was copied is copied again; what is in the store is made again
+            # copy a copied folder again; make again what is in the store
             raise errors.EvidenceBroken(str(error), errors.StoreDamaged.hint) from error
     given = (context.trust, context.checkout, context.now)
-    # gates of an image just built may still run; of evidence that was handed over they are missing
+    # a local image's gates may still run; evidence from elsewhere without gates is incomplete
     judged = walk_evidence(opened, items, *given, gates_may_wait=not places)
     if not items:
         message = f"{judged.node.message}; `sm120 build {name}` states what it is made of"

@@ -1,4 +1,4 @@
-"""Warm images: their engine's kernels compiled before the first request, without a card."""
+"""Warm images: compile an engine's kernels before the first request, without a card."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class WarmRequest:
 
 @dataclass(frozen=True)
 class Warmed:
-    """What was compiled: the index of all entries, and where they are."""
+    """The compiled kernels: the index of all entries, and where they are."""
 
     plan: WarmPlan
     index: WarmIndex
@@ -77,7 +77,7 @@ State = Literal["present", "missing", "unknown", "none needed"]
 
 
 class LibraryNeeds(Frozen):
-    """What a recipe needs of one library's kernels, and what the layer has of them."""
+    """Which of a library's kernels a recipe needs, and which of them the layer has."""
 
     recipe: str
     library: str
@@ -91,7 +91,7 @@ class LibraryNeeds(Frozen):
     def of(
         cls, plan: WarmPlan, index: WarmIndex | None, recipe: str, library: Library
     ) -> LibraryNeeds:
-        """What a recipe needs of another library than Triton, as far as it is known."""
+        """Find what a recipe needs from a library other than Triton, as far as known."""
         named = plan.spec.modules if library == "FlashInfer" else []
         needed = {spec.name: spec for spec in named if spec.serves(recipe)}
         found = [
@@ -173,7 +173,7 @@ def compile_entries(
         raised = [a for _, a, _ in answers if a.ended == "raised"]
         lost += [a for a in raised if not any(record.error for record in a.records)]
         if lost:
-            # a layer without them would be another one on the next machine
+            # without them, the layer would differ on the next machine
             first = f"{lost[0].case} {lost[0].ended}: {lost[0].message}"
             hint = "Run it again: the other cases are kept, and only these are asked."
             if lost[0].ended == "raised":
@@ -270,7 +270,7 @@ def report_warm(workspace: Workspace, request: WarmRequest) -> list[LibraryNeeds
         }
         reasons = {(lack.case, lack.kernel): lack.reason for lack in index.missing} if index else {}
         lacking = sorted(needed - held)
-        # a case is a call that somebody described, not one that was seen
+        # a case is a call that somebody described, not an observed one
         counted = f"of the {log.count(len(chosen), 'case')} named for it; others are not known"
         cold = f"there is no layer yet: `sm120 image warm {plan.image}`"
         triton = LibraryNeeds(
@@ -295,7 +295,7 @@ def report_warm(workspace: Workspace, request: WarmRequest) -> list[LibraryNeeds
             state, why = "none needed", "TORCH_COMPILE_DISABLE=1 turns it off"
             why = why if engines else "its engine has no torch"
         elif recipe and engines[0].name == "vllm" and "--enforce-eager" not in words:
-            # the shapes that it writes kernels for are those of the model on the card
+            # it writes kernels for the shapes of the model on the card
             state, why = "missing", "vLLM compiles the model as it starts: no --enforce-eager"
         elif "--enable-torch-compile" in words:
             state, why = "missing", "SGLang compiles the model: --enable-torch-compile"

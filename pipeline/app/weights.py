@@ -1,7 +1,7 @@
-"""Weights in folders: which locked sets they hold, whether they are as locked, and who says so.
+"""Weights in folders: which locked sets they hold, whether they are intact, and who vouches.
 
 `verify` and `scrub` run in nightly timers: this module loads neither an HTTP client nor key
-material before one is needed.
+material until it needs one.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _NO_SOURCE = "A repair needs a source that has the right bytes: name another one
 
 @dataclass(frozen=True)
 class VerifiedWeights:
-    """The sets of a folder as they are now, what was repaired, and what vouches for their locks."""
+    """The sets of a folder as they are now, the repairs, and who vouches for their locks."""
 
     reports: list[VerifyReport]
     backings: list[Backing]
     repaired: list[Repaired]
     statements: list[FileStatement]
-    hint: str  # what to try, where a repair was tried in vain
+    hint: str  # what to try after a repair that failed
 
     def require_whole(self) -> None:
         """Raise WeightsDamaged where a set is not as locked."""
@@ -67,14 +67,14 @@ class VerifiedWeights:
 
 
 def places_in(workspace: Workspace, folder: Path) -> list[LockedFolder]:
-    """The sets of a folder, by the locks beside the files or, where none is, the checkout's."""
+    """Find a folder's sets, by the locks next to the files or else the checkout's."""
     checkout = workspace.checkout_or_none()
     return find_places(folder, kept_locks(checkout) if checkout else ())
 
 
 @contextmanager
 def hints_of_folder(elsewhere: str, mode: str) -> Iterator[None]:
-    """The general hints speak of the store, but weights lie where a user named."""
+    """Fit hints about the store to weights, which are where the user put them."""
     try:
         yield
     except StoreUnwritable as error:
@@ -86,7 +86,7 @@ def hints_of_folder(elsewhere: str, mode: str) -> Iterator[None]:
 def backing_of(workspace: Workspace, place: LockedFolder, *, strict: bool = True) -> Backing:
     """Whether the checkout vouches for the lock of a set; raises where it contradicts the lock.
 
-    Unless `strict`, a checkout that has another revision by now is only mentioned.
+    Unless `strict`, only mentions a checkout that has another revision by now.
     """
     try:
         return checkout_backing(place, workspace.checkout_or_none())
@@ -100,7 +100,7 @@ def backing_of(workspace: Workspace, place: LockedFolder, *, strict: bool = True
 def signed_backing_of(
     workspace: Workspace, place: LockedFolder, trust_path: Path | None
 ) -> Backing:
-    """The same, where signatures beside the set count, too."""
+    """As `backing_of`, but signatures next to the set count, too."""
     backing = backing_of(workspace, place)
     signatures = (place.state / name for name in ("model.sig", "record.dsse.json"))
     # the strongest backing is there already; signatures could only add to it
@@ -148,7 +148,7 @@ def verify_weights(
         backings = [Backing(lock_from="given") for _ in places]
     checked = [_verified(place, request, places) for place in places]
     repaired: list[Repaired] = []
-    # after the whole check: what is damaged is known before anything is downloaded
+    # after the whole check: know the damage before downloading anything
     for i, place in enumerate(places) if repair else ():
         if checked[i].report.is_whole:
             continue
@@ -163,7 +163,7 @@ def verify_weights(
                 supply = RouteSupply(routes, client)
                 repaired += repair_damage(place, checked[i], supply, dry_run=dry_run)
         if not dry_run:
-            # without `full`: what was read a moment ago has a receipt
+            # without `full`: the files just read have a receipt
             again = WeightsVerifyOptions(only=only, exclude=exclude, jobs=request.jobs)
             checked[i] = _verified(place, again, places)
     reports = [c.report for c in checked]
@@ -180,7 +180,7 @@ def verify_weights(
             )
             for place, report in zip(places, reports, strict=True)
         ]
-    # a repair that was tried in vain is not what to try next
+    # do not suggest the repair that has just failed
     tried = f"{_NO_SOURCE}{', or leave out --offline' if offline else ''}."
     hint = tried if repair and not dry_run else ""
     return VerifiedWeights(reports, backings, repaired, stated, hint)
@@ -232,7 +232,7 @@ def scrub_weights(
 
 
 def find_set(workspace: Workspace, folder: Path, name: str | None = None) -> LockedFolder:
-    """One locked set of a folder; by its name where a Hub cache holds several."""
+    """Find a folder's locked set, by its name if a Hub cache holds several."""
     return _one(places_in(workspace, folder), folder, name)
 
 
@@ -297,7 +297,7 @@ def check_signature(
 
 
 class AttestedSet(NamedTuple):
-    """A statement about a set and what it says; and its file, where a key signed it."""
+    """A statement about a set, what it says and, if a key signed it, its file."""
 
     place: LockedFolder
     verification: WeightsVerification

@@ -75,7 +75,7 @@ class FetchRequest:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A set whose files are right now."""
+    """A fetched set with verified files."""
 
     place: LockedFolder
     pins: Sequence[model.FilePin]
@@ -88,14 +88,14 @@ class Fetched:
 
 @dataclass(frozen=True)
 class FetchPlan:
-    """What a fetch would bring."""
+    """What a fetch would download."""
 
     place: LockedFolder
     files: list[PlannedFile]
 
 
 def fetch(workspace: Workspace, request: FetchRequest) -> Fetched:
-    """Download locked weights to a folder, and state the result; a file appears when it is right.
+    """Download locked weights to a folder, and state the result; a file appears once verified.
 
     A model that is named as on the Hub needs neither a spec nor a lock.
     """
@@ -138,7 +138,7 @@ def fetch(workspace: Workspace, request: FetchRequest) -> Fetched:
 def peers_of(
     workspace: Workspace, request: FetchRequest, place: LockedFolder, client: NetClient
 ) -> Iterator[PeerGroup | None]:
-    """The hosts that fetch the same set, and a server for them where one is asked for."""
+    """Yield the hosts that fetch the same set, and serve them if --share asks for it."""
     if request.peers is None and request.share is None:
         yield None
         return
@@ -193,7 +193,7 @@ def peers_of(
 
 
 def plan_set(workspace: Workspace, request: FetchRequest) -> FetchPlan:
-    """What a fetch would bring; writes nothing."""
+    """Plan what a fetch would download; write nothing."""
     Signing()
     _, place, pins = _to_fetch(workspace, request)
     options = Options(jobs=request.jobs, limit_bytes_per_s=request.limit_rate)
@@ -203,7 +203,7 @@ def plan_set(workspace: Workspace, request: FetchRequest) -> FetchPlan:
 def _to_fetch(
     workspace: Workspace, request: FetchRequest
 ) -> tuple[model.WeightsSpec, LockedFolder, Sequence[model.FilePin]]:
-    """By the checkout's lock; where it has none, by one next to files, else as the Hub has it."""
+    """Choose the checkout's lock, else one next to files, else the Hub's current state."""
     name = request.name
     known = workspace.checkout_or_none() if model.is_reference(name) else workspace.checkout()
     spec = named_spec(known, name) if known else model.weights_spec(name)
@@ -222,7 +222,7 @@ def _to_fetch(
 
 
 def _beside_files(spec: model.WeightsSpec, request: FetchRequest) -> model.WeightsLock | None:
-    """The lock at the target or, where the Hub may not be asked, at a source."""
+    """Find the lock at the target or, if the Hub may not be asked, at a source."""
     name = request.name
     if model.is_reference(name) and (lock := kept_lock(request.folder, spec)):
         log.say(f"{spec.repository}: commit {lock.commit}, as this folder has it")
@@ -243,7 +243,7 @@ def _beside_files(spec: model.WeightsSpec, request: FetchRequest) -> model.Weigh
 
 
 def ask_hub(repository: str, revision: str) -> HubModel:
-    """What a repository holds at a revision now."""
+    """Ask the Hub what a repository holds at a revision now."""
     if is_offline():
         raise errors.OfflineMiss(f"{repository}: HF_HUB_OFFLINE is set", "Unset it to ask the Hub.")
     # the question is small, and the caller has other sources than to wait
@@ -313,14 +313,14 @@ def lock_sets(
 ) -> list[LockedSet]:
     """Look up the commit of weights, and the size and hash of every file; write their locks.
 
-    `own` is a spec of the user's to write and lock in place of what `names` names.
+    `own` is a spec of the user's to write and lock instead of `names`.
     """
     checkout = workspace.checkout()
     if not names:
         raise errors.SpecInvalid("no weights are named", "`sm120 weights list` shows the names.")
     specs = [named_spec(checkout, name) for name in dict.fromkeys(names)]
     done, spec_file = [], None
-    # all are looked up before the first is written
+    # looks up all before writing the first
     looked_up = [(spec, look_up_now(spec)) for spec in ([own] if own else specs)]
     for spec, looked in looked_up:
         path = model.lock_path(checkout, spec.name)
@@ -342,7 +342,7 @@ def lock_sets(
 def own_spec(
     workspace: Workspace, reference: str, name: str, include: Sequence[str], exclude: Sequence[str]
 ) -> model.WeightsSpec:
-    """A spec of a model of the Hub under a name of the user's; raises ValidationError."""
+    """Make a spec for a Hub model under the user's name for it; raise ValidationError."""
     checkout = workspace.checkout()
     if name in model.spec_names(checkout):
         raise errors.SpecInvalid(
@@ -390,12 +390,12 @@ def serve_hub(
     tls_key: Path | None = None,
     answer_first: Callable[[Request], Response | None] = lambda request: None,
 ) -> Iterator[ServedHub]:
-    """Folders of locked weights as a read-only Hub that listens; Ctrl-C ends the block.
+    """Serve folders of locked weights as a read-only Hub; Ctrl-C ends the block.
 
-    `answer_first` answers what is none of the Hub's, for who may read.
+    `answer_first` answers what is not the Hub's, for clients that may read.
     """
     tls: ssl.SSLContext | None = None
-    # first: a wrong certificate is known before many files are looked through
+    # first: report a wrong certificate before looking through many files
     if tls_cert:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
@@ -427,7 +427,7 @@ def serve_hub(
     # where anybody may connect, one address must not use up all connections
     most_of_one = None if tokens else connections.most // 2
     server = HubServer(answer, host, port, tls, hub.may_read, most_of_one, connections)
-    # before the files are checked: that an address is in use is known at once
+    # before checking the files: report at once that an address is in use
     server.listen()
     try:
         prover.start()

@@ -25,21 +25,21 @@ class Workspace:
     # the modules below read YAML, which `sm120 --help` need not wait for
 
     def checkout(self) -> Checkout:
-        """The checkout; an error where there is none."""
+        """The checkout; raises if there is none."""
         from pipeline.images.spec.checkout import find_checkout
 
         # resolved: it is searched upwards, and `.` has no parents
         return find_checkout((self.checkout_path or Path.cwd()).resolve())
 
     def checkout_or_none(self) -> Checkout | None:
-        """The same, for what also works outside a checkout."""
+        """The checkout, or None, for commands that also work outside one."""
         try:
             return self.checkout()
         except NoCheckout:
             return None
 
     def store(self) -> Store:
-        """The store; made where there is none."""
+        """The store, created if missing."""
         from pipeline.artifacts.store.store import open_store
 
         return open_store(self.store_path)
@@ -71,14 +71,14 @@ def platforms_of(spec: ImageSpec, chosen: str | None) -> list[str]:
 
 
 def pick_platform(spec: ImageSpec, chosen: str | None) -> str:
-    """One platform of an image: the chosen one, else the host's where the image has it."""
+    """Pick a platform of an image: the chosen one, else the host's, else the first."""
     platforms = platforms_of(spec, chosen)
-    # this machine can load and run an image only where it is for this machine
+    # this machine can load and run only images for its own platform
     return host_platform() if chosen is None and host_platform() in platforms else platforms[0]
 
 
 def named_platform(chosen: str | None) -> str | None:
-    """What --platform names, where there is no spec to compare it with."""
+    """Read --platform where there is no spec to compare it with."""
     return host_platform() if chosen == "host" else chosen
 
 

@@ -15,7 +15,7 @@ _MOST_NAMES = 16
 
 
 def there_are(wanted: str, known: Iterable[str]) -> str:
-    """For the message about a name that is none: all names of a few, the nearest of many."""
+    """Names that exist, for a message about an unknown one: all of a few, the nearest of many."""
     names = list(known)
     if len(names) <= _MOST_NAMES:
         return f"there are: {', '.join(names) or 'none'}"
@@ -25,7 +25,7 @@ def there_are(wanted: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(near: list[str]) -> str:
-    """The beginning of a hint; empty where nothing looks like what was typed."""
+    """Begins a hint; empty where nothing looks like what the user typed."""
     return f"Did you mean {' or '.join(near)}? " if near else ""
 
 

@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 _ASK_AGAIN_S = 0.1
 _PIECE_BYTES = 1 << 20
 _GZIP = 16 + zlib.MAX_WBITS
-# Errors that say something about the place, so that trying again would not help.
+# Errors that are about the place itself, so that trying again would not help.
 ANOTHER_PLACE = "name another place (for the store: SM120_STORE)"
 _IN_THE_WAY = f"Something of another kind is in the way: look at it, move it, or {ANOTHER_PLACE}."
 _UNWRITABLE = {
@@ -57,8 +57,8 @@ def os_errors_explained(where: Path | None = None) -> Iterator[None]:
 
 
 def explained(error: OSError, where: Path | None = None) -> PipelineError:
-    """The error that belongs to an error number; what has none is raised as it is."""
-    # of a move or a link the second name is the one that was to be written
+    """Turns an OSError into an error of our own; raises one that has no counterpart as it is."""
+    # a move or a link writes to the second name
     named = where or error.filename2 or error.filename or "the output, or a file of this command"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"{named}: no space left")
@@ -99,7 +99,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def change_file(path: Path, lock: Path, most_bytes: int, change: Callable[[bytes], bytes]) -> None:
-    """Writes what becomes of a small file, while no other process does; b"" where it is unread."""
+    """Rewrites a small file while no other process does; `change` gets b"" if it cannot be read."""
     with locked(lock):
         data = None
         with suppress(OSError):
@@ -119,7 +119,7 @@ def keep_file(partial: Path, final: Path) -> None:
 
 
 def files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """All that is no folder, however deep; links are not followed, closed folders are skipped.
+    """Yields all but folders, however deep; follows no links and skips closed folders.
 
     Not `os.walk`, which calls itself for each level: a program may have made any number of them.
     """
@@ -134,7 +134,7 @@ def files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def remove_tree(folder: Path) -> None:
-    """Removes a folder whatever a program made in it: any depth, any mode; as much as can be.
+    """Removes a folder whatever a program made in it: any depth, any mode; as much as it can.
 
     `shutil.rmtree` calls itself for each level. Here a folder is moved to the top before it is
     emptied, so that neither the depth nor the length of a path has a limit.
@@ -167,9 +167,9 @@ def remove_tree(folder: Path) -> None:
 
 @contextmanager
 def folder_below(top: Path, parts: Iterable[str], *, make: bool = False) -> Iterator[int]:
-    """A handle of a folder below another, for `dir_fd`; no part of its path may be a link.
+    """Opens a folder below another, for `dir_fd`; no part of its path may be a link.
 
-    Each folder is opened from the one above it: a path would be looked up anew at every use, and
+    Opens each folder from the one above it: the system looks up a path anew at every use, and
     whoever filled the folder could have it lead elsewhere.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -188,7 +188,7 @@ def folder_below(top: Path, parts: Iterable[str], *, make: bool = False) -> Iter
 
 
 def read_plain(path: Path, most_bytes: int) -> bytes | None:
-    """A small file in a place where anything may lie: no pipe is waited for."""
+    """Reads a small file from a place that may hold anything; never waits for a pipe."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     info = os.fstat(handle)
     if not stat.S_ISREG(info.st_mode):
@@ -202,7 +202,7 @@ def read_plain(path: Path, most_bytes: int) -> bytes | None:
 
 
 def read_at_most(path: Path, most_bytes: int) -> bytes | None:
-    """A small file whole; none where it is larger than it may be, however large that is."""
+    """Reads a small file whole; none if it is larger than allowed, however large it is."""
     with path.open("rb") as handle:
         data = handle.read(most_bytes + 1)
     return data if len(data) <= most_bytes else None
@@ -214,7 +214,7 @@ def read_limited(
     error: type[PipelineError],
     too_large: type[PipelineError] | None = None,
 ) -> bytes:
-    """A small file whole, or an error of this kind with the reason why it cannot be had."""
+    """Reads a small file whole, or raises an error of this kind with the reason why it cannot."""
     # the error's own hint is about contents, and none were read
     try:
         data = read_at_most(path, most_bytes)
@@ -228,7 +228,7 @@ def read_limited(
 
 
 def bounded_lines(file: BinaryIO, longest: int = 1 << 16) -> Iterator[str]:
-    """The lines of a log, however long one is: of each, so many bytes; the rest is passed over."""
+    """Yields the lines of a log, however long one is: so many bytes of each, without the rest."""
     goes_on = False
     while piece := file.readline(longest):
         is_rest, goes_on = goes_on, not piece.endswith(b"\n")
@@ -278,7 +278,7 @@ def unpacked_zstd(pieces: Iterable[bytes], most_at_once: int) -> Iterator[bytes]
 
 @contextmanager
 def opened_log(path: Path, patience_s: float) -> Iterator[BinaryIO]:
-    """A log: a file or a pipe. A device has no end, and a pipe may have no writer."""
+    """Opens a log, a file or a pipe. A device has no end, and a pipe may have no writer."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
         mode = os.fstat(handle).st_mode
@@ -314,9 +314,9 @@ def on_all_cores(
     halt: Callable[[], None] = lambda: None,
     jobs: int = 0,
 ) -> list[Result]:
-    """Results in order; the first failure and Ctrl-C end it, and `halt` what still works.
+    """Returns results in order; a failure or Ctrl-C ends it, and `halt` stops what still works.
 
-    In threads, for work that is hashing: it lets go of the interpreter's lock.
+    It uses threads, as it is meant for hashing, which releases the interpreter's lock.
     """
     with ThreadPoolExecutor(jobs or cores()) as pool:
         try:
@@ -329,12 +329,12 @@ def on_all_cores(
 
 
 def size_so_far(partial: Path) -> int:
-    """How much of a file has come; nothing where there is none yet."""
+    """How many bytes of a file have come; 0 where there is none yet."""
     return partial.stat().st_size if partial.exists() else 0
 
 
 def hash_so_far(partial: Path, advance: Callable[[int], None]) -> hashlib._Hash:
-    """A hash that has seen what has come of a file, ready for the rest."""
+    """Hashes what has come of a file; the hash is ready for the rest."""
     sha = hashlib.sha256()
     if partial.exists():
         with partial.open("rb") as handle:
@@ -391,7 +391,7 @@ def need_space(folder: Path, n_bytes: int) -> None:
 
 
 def need_space_for_copies(source: Path, folder: Path, n_bytes: int) -> None:
-    """The same for what `link_or_copy` will bring: links on the same disk take no space."""
+    """As `need_space`, for what `link_or_copy` brings: links on the same disk take no space."""
     if source.stat().st_dev != _nearest(folder).stat().st_dev:
         need_space(folder, n_bytes)
 
@@ -409,11 +409,11 @@ def locked(
     busy: PipelineError | None = None,
     waiting: str = "",
 ) -> Iterator[None]:
-    """Only one process at a time past this point (or many readers, when shared).
+    """Lets one process at a time past this point (or many readers, when shared).
 
-    The kernel frees the lock however its process ends. A thread that waits for it can be
-    stopped; the main thread is interrupted by signals anyway. With an error for a lock that is
-    busy, nobody waits; a text tells people why the process waits.
+    The kernel frees the lock however its process ends. `stop` ends the wait of a thread; signals
+    interrupt the main thread anyway. With `busy`, the error to raise when another process has
+    the lock, nobody waits; `waiting` tells people why the process waits.
     """
     with os_errors_explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)

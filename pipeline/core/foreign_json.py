@@ -66,7 +66,7 @@ def read_json(
 
 
 def value_at(value: Any, *path: str | int) -> Any:
-    """What stands at a path in JSON of a stranger; none where there is no such place."""
+    """Finds the value at a path in foreign JSON; none where there is no such path."""
     for step in path:
         if not isinstance(value, dict | list):
             return None
@@ -79,7 +79,7 @@ def value_at(value: Any, *path: str | int) -> Any:
 
 @cache
 def _decoder(any_int: bool, no_number_is_null: bool) -> json.JSONDecoder:
-    """One for each kind: a stream has thousands of small values, and making it takes longer."""
+    """Keeps one of each kind: making one takes longer than reading one of a stream's values."""
 
     def constant(text: str) -> None:
         # Python reads NaN and Infinity, which JSON does not have

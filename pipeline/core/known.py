@@ -1,4 +1,4 @@
-"""A value, or why there is none. Nothing in between: no zero, no empty text, no guess."""
+"""A value, or the reason why there is none. Never a zero, an empty text or a guess instead."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Known: TypeAlias = Annotated[Unknown | Value, Field(union_mode="left_to_right")]
 
 
 def unknown(why: str) -> Unknown:
-    """Why, in one line that is short enough to be kept."""
+    """Makes an Unknown whose reason is one short line."""
     # reasons come from programs, with newlines and of any length
     line = " ".join(why.split())[:400]
     return Unknown(unknown=line if len(line) >= 3 else f"no reason: {line!r}")
 
 
 def first_unknown(*values: object) -> Unknown | None:
-    """The reason why nothing can be said, where one of the values is unknown."""
+    """The first of the values that is unknown, with its reason; none where all are known."""
     return next((x for x in values if isinstance(x, Unknown)), None)
 
 

@@ -36,7 +36,7 @@ _COLOUR = re.compile(r"(\x1b\[(?:[0-2]|22|3[0-79]|9[0-7])m)")
 
 
 def printable(text: str) -> str:
-    """A text whose characters are all seen: what steers a terminal or hides is shown by number.
+    """Makes every character visible: shows by number what steers a terminal or hides.
 
     Escapes, C1 controls and marks that turn the direction come with names of models, lines of
     logs and answers of servers.
@@ -51,7 +51,7 @@ def printable(text: str) -> str:
 
 
 def json_text(value: Any, **options: Any) -> str:
-    """JSON that acts on no terminal: invisible characters are escaped, and read the same."""
+    """Writes JSON that acts on no terminal: escapes invisible characters, which read the same."""
 
     def escaped(match: re.Match[str]) -> str:
         return match[0] if match[0].isprintable() else json.dumps(match[0])[1:-1]
@@ -60,11 +60,11 @@ def json_text(value: Any, **options: Any) -> str:
 
 
 def redacted(value: Any, *, logins: bool = False, more: Sequence[str] = ()) -> Any:
-    """A text, or JSON with texts in it, without the secrets that this process was given.
+    """Removes the secrets that this process was given from a text, or from JSON with texts in it.
 
     A server may repeat the key that it was sent. With `logins`, names and passwords in addresses
-    go, too: what a user typed is quoted in errors. `more` are secrets that are not in the
-    environment. A text that is cut short is redacted before: half a key is found by nobody.
+    go, too: errors quote what a user typed. `more` are secrets that are not in the environment.
+    Redact a text before you cut it short: nobody finds half a key.
     """
     if isinstance(value, dict):
         return {key: redacted(each, logins=logins, more=more) for key, each in value.items()}
@@ -165,7 +165,7 @@ def seconds(number: float) -> str:
 
 @contextmanager
 def step(title: str) -> Iterator[None]:
-    """Says what begins, and how long it took once it is done."""
+    """Prints what begins, and how long it took once it is done."""
     say(title)
     start = time.monotonic()
     with watched(title):
@@ -179,10 +179,10 @@ STILL_AFTER_S, STILL_AT_MOST_S = 10.0, 60.0
 
 
 class StillWorking:
-    """Ends a silence: whatever takes long is seen to go on, also where nothing can be counted.
+    """Ends a silence: shows that a long step goes on, also where nothing can be counted.
 
-    A program that prints by itself is asked for its `title`, which is what it does now. It is empty
-    before it does anything, and a new one begins a new wait.
+    A program that prints by itself gives a function as `title`, which returns what it does now: an
+    empty text before it does anything. A new title begins a new wait.
     """
 
     def __init__(self, title: str | Callable[[], str], after_s: float | None = None) -> None:
@@ -203,7 +203,7 @@ class StillWorking:
 
 
 def heard() -> None:
-    """Another program printed something: the silence begins anew."""
+    """Notes that another program printed something: the silence begins anew."""
     _state["printed_at"] = time.monotonic()
 
 
@@ -249,7 +249,7 @@ class LineBar:
         self._lock = threading.Lock()
 
     def advance(self, n_bytes: int) -> None:
-        """So much more is done, or less; with 0, a long silence ends all the same."""
+        """Counts so much more as done, or less; even with 0, it ends a long silence."""
         with self._lock:
             now = time.monotonic()
             self._done += n_bytes
@@ -314,7 +314,7 @@ class Gauge:
         self._bar, self._at = bar, at
 
     def at(self, n_bytes: int) -> None:
-        """Also backwards, when bytes are sent or received again."""
+        """Moves to so many bytes, also backwards, when they travel again."""
         self._bar.advance(n_bytes - self._at)
         self._at = n_bytes
 
@@ -368,7 +368,7 @@ _DIGEST = re.compile(r"\b(sha256:[0-9a-f]{12})[0-9a-f]{52}\b")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A plain aligned table; `-` for what is not.
+    """Makes a plain aligned table; `-` stands for None.
 
     The same in a log, a pipe and the README. On a terminal that is too narrow for it, digests are
     short, and where that is not enough, the last column stands below each row.

@@ -33,7 +33,7 @@ def child_environment(*extra_names: str, **values: str) -> dict[str, str]:
 
 
 def last_line(output: str, otherwise: str = "no output") -> str:
-    """Where programs give the reason for a failure."""
+    """The last line of an output, where programs say why they failed."""
     lines = output.strip().splitlines()
     return lines[-1].strip() if lines else otherwise
 
@@ -142,7 +142,7 @@ def running(
     output: Path | None = None,
     cwd: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program beside us, its output in a file or a pipe; it ends with the block.
+    """Runs a program beside us, its output in a file or a pipe; it ends with the block.
 
     So do its children.
     """
@@ -171,7 +171,7 @@ def running(
 def talk(
     args: Sequence[str], *, env: Mapping[str, str], errors: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
-    """A program to write to and read from; the caller ends it with `end`.
+    """Starts a program to write to and read from; the caller ends it with `end`.
 
     `errors` is a file for what nobody reads while it runs: a pipe would fill up and stop it.
     """
@@ -194,7 +194,7 @@ def talk(
 
 
 def send_line(process: subprocess.Popen[bytes], line: bytes) -> None:
-    """One line to a program of `talk`, at once; an OSError where it has ended."""
+    """Sends one line to a program of `talk` at once; OSError if the program has ended."""
     assert process.stdin is not None
     process.stdin.write(line + b"\n")
     process.stdin.flush()

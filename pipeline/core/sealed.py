@@ -1,4 +1,4 @@
-"""Locks that carry the digest of all else in them: one that was edited by hand is not believed."""
+"""Locks that carry the digest of all else in them: we refuse one that somebody edited by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Sealed(Frozen):
         return sha256_of(canonical_json(self.model_dump(exclude={"seal", *self.unsealed()})))
 
     def unsealed(self) -> set[str]:
-        """Fields that a lock does not have."""
+        """The fields that the seal does not cover."""
         return set()
 
     def sealed(self) -> Self:
@@ -38,7 +38,7 @@ Lock = TypeVar("Lock", bound=Sealed)
 
 
 def read_sealed(path: Path, model: type[Lock], *, missing: str = "", edited: str = "") -> Lock:
-    """A lock that is whole and unedited; else the error has its own hint, or the one given."""
+    """Reads a lock that is whole and unedited; the error has its own hint, or the one given."""
     if not path.exists():
         raise LockMissing(f"{path.name}: there is no such lock", missing)
     try:
@@ -51,7 +51,7 @@ def read_sealed(path: Path, model: type[Lock], *, missing: str = "", edited: str
 
 
 def read_or_none(read: Callable[[Path], Lock], path: Path) -> Lock | None:
-    """The lock that a new one replaces; one that is missing or damaged is compared as none."""
+    """Reads the lock that a new one replaces; a missing or damaged one counts as none."""
     try:
         return read(path)
     except (LockMissing, LockEdited):

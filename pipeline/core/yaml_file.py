@@ -37,14 +37,14 @@ class _UniqueKeys(_FastLoader):  # type: ignore[misc, valid-type]
 
 
 def read_yaml(path: Path, model: type[Model], invalid: type[PipelineError] = SpecInvalid) -> Model:
-    """A file as a closed model, or an error that names the file and every wrong field."""
+    """Reads a file as a closed model; the error names the file and every wrong field."""
     return parse_yaml(read_limited(path, MAX_FILE_BYTES, invalid), model, path, invalid)
 
 
 def parse_yaml(
     data: bytes, model: type[Model], path: Path, invalid: type[PipelineError] = SpecInvalid
 ) -> Model:
-    """The same of bytes that are to be written to the file."""
+    """Does the same with the bytes that will be written to the file."""
     try:
         return cast(Model, _parsed(data, model))
     except ValidationError as error:
@@ -56,7 +56,7 @@ def parse_yaml(
 
 
 def mistakes(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """Every field that is wrong, in one line: its author corrects all of them at once."""
+    """Lists every wrong field in one line, so that the author corrects all of them at once."""
     found = []
     for each in error.errors(include_url=False):
         place, message = each["loc"], each["msg"]

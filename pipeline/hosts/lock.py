@@ -47,7 +47,7 @@ def read_package_index(
     suite: str | None = None,
     components: Sequence[str] = ("main",),
 ) -> PackageIndex:
-    """What a repository offers for one architecture, if its index is signed by the keyring.
+    """Read a repository's index for one architecture, if the keyring signed it.
 
     Without a suite it is flat, as NVIDIA's are; a mirror may have suites.
     """
@@ -55,7 +55,7 @@ def read_package_index(
     release = read_release(get(f"{base}/InRelease".lstrip("/"), MAX_RELEASE_BYTES), keyring=keyring)
     # a flat repository has one index, beside its Release file
     folders = [f"{c}/binary-{architecture}" for c in components] if base else [""]
-    # weak only where no signer is bound by more: apt needs one key that it accepts
+    # weak only if SHA-1 binds every signer: apt needs just one key that it accepts
     weak = release.signers & sha1_bound(read_keyring(keyring))
     sha1_key = min(weak) if weak == release.signers else ""
     index = PackageIndex(f"{release.date:%Y-%m-%dT%H:%M:%SZ}", sha1_key)
@@ -71,7 +71,7 @@ def read_package_index(
 
 
 def refused_key(target: str, index: PackageIndex) -> str:
-    """The key because of which the target's apt refuses the repository; empty where it does not.
+    """The key that makes the target's apt refuse the repository; empty if it accepts.
 
     Debian 13's apt verifies with Sequoia, which rejects SHA-1 self-signatures since 2026-02-01
     (NVIDIA/cuda-repo-management#30, #34, #39).
@@ -80,7 +80,7 @@ def refused_key(target: str, index: PackageIndex) -> str:
 
 
 def lock_target(spec: HostSpec, target: str, index: PackageIndex) -> TargetLock:
-    """The exact packages of one system; each in one version, whichever part needs it."""
+    """Lock the exact packages of one system, one version of each for all parts."""
     release = spec.cuda.release
     # a branch alone means its newest driver
     driver = spec.driver.version or f"{spec.driver.branch}"
@@ -110,7 +110,7 @@ def lock_target(spec: HostSpec, target: str, index: PackageIndex) -> TargetLock:
 
 
 def _is_of(version: str, release: str) -> bool:
-    """Whether a Debian version is of an upstream release: 13.0.2-1 is of 13.0."""
+    """Whether a Debian version belongs to an upstream release: 13.0.2-1 to 13.0."""
     upstream = version.partition(":")[2] if ":" in version else version
     return upstream == release or upstream.startswith((f"{release}.", f"{release}-"))
 
@@ -158,15 +158,15 @@ class _Choice:
         return LockedPart(packages=sorted(names), debs=pins)
 
     def _resolve(self, group: Alternatives, needed_by: Stanza) -> Stanza | None:
-        """The repository's package for a dependency; None where the system's own archive has it."""
-        # what is chosen already comes first: one version of each package for all parts
+        """Find the repository's package for a dependency; None if the system's archive has it."""
+        # prefer a chosen package: one version of each for all parts
         for relation in group:
             known = self.chosen.get(relation.name)
             if known is not None and relation.accepts(known["Version"]):
                 return known
         first = group[0]
         name = first.name
-        # it may only be provided; any rule would do, but two locks of one index must agree
+        # a provider will do; any rule works, but two locks of one index must agree
         if name not in self.index.stanzas:
             name = min(self.index.providers.get(name, ()), default="")
         if not name:

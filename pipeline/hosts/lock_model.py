@@ -96,7 +96,7 @@ def read_host_lock(path: Path) -> HostLock:
 
 
 def current_host_lock(path: Path, spec: HostSpec) -> HostLock:
-    """The lock, if it was made for today's spec."""
+    """Read the lock; refuse one made for another spec."""
     lock = read_host_lock(path)
     if lock.spec != spec.digest():
         raise LockStale(

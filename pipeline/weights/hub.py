@@ -1,6 +1,6 @@
 """The Hub, a mirror or a neighbour: which commit a revision names, and which files it has.
 
-Endpoint, token and offline mode are read as the Hub's own client reads them. A listing must not
+It reads endpoint, token and offline mode as the Hub's own client does. A listing must not
 have pages that repeat, pages without end, or pages elsewhere that would get our token.
 """
 
@@ -78,7 +78,7 @@ class _Entry(_HubModel):
 
 
 class Hub:
-    """Questions about repositories; every answer is checked before it is used."""
+    """Asks about repositories, and checks every answer before use."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Hub:
                 if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
                     raise HubBroken(f"{repository}: its listing has an entry without a type")
                 pin = _pin(repository, entry) if entry["type"] == "file" else None
-                # which of the two a client would download is anybody's guess
+                # nobody knows which of the two a client would download
                 if pin and pin.path in pins:
                     raise HubBroken(f"{repository}: {pin.path!r} is listed twice")
                 pins |= {pin.path: pin} if pin else {}
@@ -145,7 +145,7 @@ class Hub:
         return list(pins.values())
 
     def _ask(self, repository: str, url: str) -> Reply:
-        """Try again what may pass; every other failure has its own error."""
+        """Ask, and retry failures that may pass; every other failure has its own error."""
         login = f"Bearer {self.token}" if self.token else ""
 
         def once() -> Reply:
@@ -201,7 +201,7 @@ def _refusal(repository: str, reply: Reply) -> PipelineError:
             f"{repository}: has no such revision",
             "Correct it behind the @, or `revision` in the weights spec.",
         )
-    # the Hub does not show who may not read a repository whether it exists
+    # the Hub hides whether a repository exists from those who may not read it
     if code == "RepoNotFound" or status == 401:
         return HubRefused(
             f"{repository}: does not exist, or this user has no access ({status})",
@@ -213,7 +213,7 @@ def _refusal(repository: str, reply: Reply) -> PipelineError:
 
 
 def saved_token() -> str | None:
-    """HF_TOKEN, or what `hf auth login` left; none where HF_HUB_DISABLE_IMPLICIT_TOKEN is set."""
+    """HF_TOKEN, or the token of `hf auth login`; None if HF_HUB_DISABLE_IMPLICIT_TOKEN is set."""
     if is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         return None
     # the library knows all the places of a login, but importing it fails with a wrong endpoint

@@ -1,8 +1,8 @@
-"""A locked set as a plain OCI image, for image volumes of Kubernetes: no copy of the set is made.
+"""A locked set as a plain OCI image, for Kubernetes image volumes, without copying the set.
 
 Every large file is a layer of its own, an uncompressed tar of one file, so that a new revision
 sends only what changed; the small ones share the first layer. A tar is a header, the file and some
-zeros, so it is read from the files when it is sent. The digest follows from the lock alone.
+zeros, so an upload reads it from the files. The digest follows from the lock alone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SetBlob(LocalBlob):
     parts: tuple[bytes | FilePin, ...] = ()
 
     def pieces(self, start: int, length: int) -> Iterator[bytes]:
-        """Some of its bytes; a file that became shorter is an error, not an upload."""
+        """Yield some of its bytes; refuse to upload a file that became shorter."""
         assert self.place is not None, "its files lie somewhere"
         at = 0  # where in the tar a part begins
         for part in self.parts:
@@ -98,7 +98,7 @@ class SetImage:
 
 
 def set_image(place: LockedFolder) -> SetImage:
-    """Read every file once: its hash must be the locked one, and its layer gets its digest."""
+    """Read every file once: compare its hash with the lock, and compute its layer's digest."""
     large = [pin for pin in place.lock.files if pin.size_bytes >= _LARGE_BYTES]
     small = [pin for pin in place.lock.files if pin.size_bytes < _LARGE_BYTES]
     for pin in place.lock.files:
@@ -106,7 +106,7 @@ def set_image(place: LockedFolder) -> SetImage:
             raise SpecInvalid(
                 f"{place.lock.name}: {pin.path} {fault}", "Name it under `exclude` in the spec."
             )
-    # a layer a file; of more files than there may be layers, some in each
+    # one file per layer; with more files than allowed layers, several in each
     step = -(-len(large) // _MOST_LAYERS) or 1
     groups = [small, *(large[at : at + step] for at in range(0, len(large), step))]
     stop = threading.Event()

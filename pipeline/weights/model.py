@@ -43,13 +43,13 @@ MOST_FILES = 20_000  # a bound for hostile listings; Kimi K2.6 has 96
 _MOST_FILE_BYTES = 1 << 44  # a file of 16 TiB is the largest that ext4 takes
 _MOST_NAME_BYTES = 255  # and this the longest name
 _MOST_NAME_CHARS = 80  # of a spec
-_OWN_FOLDER = ".sm120"  # where fetches and receipts are kept beside the files
+_OWN_FOLDER = ".sm120"  # the folder of fetches and receipts, next to the files
 COMMIT = re.compile(r"[0-9a-f]{40}")
 FILE_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # as the Hub names blobs: git's, or SHA-256
 
 
 def _is_plain(path: str) -> str:
-    """Spaces and letters of any script, but nothing that a terminal or a disk would act on."""
+    """Allow spaces and letters of any script, but nothing that terminals or disks act on."""
     # category C: control characters, and those that turn text around (trojansource.codes)
     if "\\" in path or any(unicodedata.category(c)[0] == "C" for c in path):
         raise ValueError("has a character that is not allowed in a file name")
@@ -90,7 +90,7 @@ class WeightsSpec(Frozen):
         return is_chosen(path, self.include, self.exclude)
 
     def lock_digest(self) -> str:
-        """What a lock answers: everything but the description."""
+        """The digest that a lock records: all but the description."""
         # the description is for people: to reword it must not make the lock stale
         return sha256_of(canonical_json(self.model_dump(exclude={"about"})))
 
@@ -141,7 +141,7 @@ class FilePin(Frozen):
         return self
 
     def new_hash(self) -> hashlib._Hash:
-        """A hash that has seen what must come before the file's own bytes."""
+        """Start a hash with what must come before the file's own bytes."""
         if self.sha256 is not None:
             return hashlib.sha256()
         # the Hub knows files that are not in LFS by git's own blob hash only
@@ -195,7 +195,7 @@ def sealed_weights_lock(spec: WeightsSpec, commit: str, files: list[FilePin]) ->
 
 
 def dump_weights_lock(lock: WeightsLock) -> str:
-    """The lock as text: a line a file, so that a diff shows only what moved."""
+    """Write the lock as text: one line per file, so that a diff shows only what moved."""
     # JSON is YAML too: a file stays on one line, whatever characters its name has
     rows = [json.dumps(p.model_dump(exclude_none=True), ensure_ascii=False) for p in lock.files]
     lines = [
@@ -264,14 +264,14 @@ def write_weights_lock(path: Path, lock: WeightsLock) -> None:
 
 
 def read_weights_lock(path: Path, *, name: str = "NAME", edited: str = "") -> WeightsLock:
-    """A lock that is whole and unedited."""
+    """Read a lock; refuse a damaged or edited one."""
     lock_it = f"`sm120 weights lock {name}`"
     edited = edited or f"Restore it (`git checkout lockfiles`), or make it again with {lock_it}."
     return read_sealed(path, WeightsLock, missing=f"Make it with {lock_it}.", edited=edited)
 
 
 def kept_locks(checkout: Checkout) -> list[WeightsLock]:
-    """Every lock of the checkout that can be read; the others are reported and skipped."""
+    """Read every lock of the checkout; report and skip unreadable ones."""
     locks = []
     for path in sorted((checkout.root / "lockfiles" / "weights").glob("*.lock.yaml")):
         try:
@@ -282,7 +282,7 @@ def kept_locks(checkout: Checkout) -> list[WeightsLock]:
 
 
 def current_weights_lock(checkout: Checkout, name: str) -> WeightsLock:
-    """A set's lock, if it was made for today's spec."""
+    """Read a set's lock; refuse one made for another spec."""
     spec = read_spec(checkout, name)
     path = lock_path(checkout, spec.name)
     lock = read_weights_lock(path, name=name)
@@ -301,7 +301,7 @@ def current_weights_lock(checkout: Checkout, name: str) -> WeightsLock:
 
 
 def is_chosen(path: str, only: Sequence[str], exclude: Sequence[str] = ()) -> bool:
-    """Whether a pattern asks for it, or there is none; and no pattern leaves it out."""
+    """Whether `only` is empty or matches the path, and `exclude` does not."""
     if only and not any(fnmatchcase(path, pattern) for pattern in only):
         return False
     return not any(fnmatchcase(path, pattern) for pattern in exclude)
@@ -310,7 +310,7 @@ def is_chosen(path: str, only: Sequence[str], exclude: Sequence[str] = ()) -> bo
 def chosen_files(
     lock: WeightsLock, only: Sequence[str], exclude: Sequence[str] = ()
 ) -> list[FilePin]:
-    """The files that are asked for. None at all is a mistake in the pattern, not a success."""
+    """Select the requested files. Matching none is a mistake in the pattern, not a success."""
     pins = [pin for pin in lock.files if is_chosen(pin.path, only, exclude)]
     if not pins:
         without = f" without {' or '.join(exclude)}" if exclude else ""

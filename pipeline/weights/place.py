@@ -51,7 +51,7 @@ class LockedFolder:
 
     @property
     def state(self) -> Path:
-        """What this tool keeps beside the files; one cache may hold several sets."""
+        """This tool's folder next to the files; one cache may hold several sets."""
         # not in the snapshot: engines and the Hub's client list that folder
         return self.root / STATE / self.lock.name if self.hub_cache else self.root / STATE
 
@@ -65,7 +65,7 @@ class LockedFolder:
 
     @property
     def begun_file(self) -> Path:
-        """The lock of a fetch that has begun; `lock_file` tells that the set is there."""
+        """The lock of a fetch that has begun; `lock_file` shows that the set is complete."""
         return self.state / _BEGUN
 
     @property
@@ -78,7 +78,7 @@ class LockedFolder:
 
     @property
     def aside_folder(self) -> Path:
-        """What was in the place of a file; a person may look at it."""
+        """The folder for what was in a file's place, for a person to look at."""
         return self.state / "aside"
 
     @property
@@ -87,13 +87,13 @@ class LockedFolder:
         return self.root / _SNAPSHOTS / self.lock.commit if self.hub_cache else self.root
 
     def file(self, pin: FilePin) -> Path:
-        """Where a file's bytes lie."""
+        """Where a file's bytes are."""
         if not self.hub_cache or self.is_without_link(pin):
             return self.name(pin)
         return self.root / _BLOBS / pin.want
 
     def is_without_link(self, pin: FilePin) -> bool:
-        """On a disk that has no links the Hub's client keeps the file itself under its name."""
+        """Whether a disk without links made the Hub's client store the file under its name."""
         name, blob = self.name(pin), self.root / _BLOBS / pin.want
         return not os.path.lexists(blob) and name.is_file() and not name.is_symlink()
 
@@ -102,9 +102,9 @@ class LockedFolder:
         return self.snapshot / pin.path
 
     def keep_lock(self, *, is_begun: bool = False) -> None:
-        """Leave the lock beside the files; of a fetch that `is_begun`, for the next run."""
+        """Write the lock next to the files; for a fetch that `is_begun`, for the next run."""
         self.require_own_state()
-        # a branch may move while a fetch goes on, so it has its lock before its files
+        # a branch may move during a fetch, so the lock comes before the files
         write_weights_lock(self.begun_file if is_begun else self.lock_file, self.lock)
         if not is_begun:
             self.begun_file.unlink(missing_ok=True)
@@ -112,7 +112,7 @@ class LockedFolder:
 
 @dataclass(frozen=True)
 class CachePath:
-    """A repository in a Hub cache, and which of its snapshots was named."""
+    """A repository in a Hub cache, and the snapshot that the user named."""
 
     root: Path
     commit: str = ""
@@ -125,7 +125,7 @@ class CachePath:
 
 
 def in_hub_cache(folder: Path) -> CachePath | None:
-    """What of a Hub cache a folder is: a snapshot or a repository; None for anything else."""
+    """Recognise a snapshot or a repository of a Hub cache; None for any other folder."""
     real = folder.resolve()  # for `.`, and for links that users make to a snapshot
     repository = real.parent.parent
     is_cache = repository.name.startswith(_MODELS) or (repository / _BLOBS).is_dir()
@@ -152,7 +152,7 @@ def user_cache() -> Path:
 
 
 def kept_lock(folder: Path, spec: WeightsSpec) -> WeightsLock | None:
-    """The lock by which files of a spec were fetched to a folder, or began to be."""
+    """Find the lock of a spec's fetch to a folder, complete or begun."""
     cached = in_hub_cache(folder)
     roots = [cached.root] if cached else [folder, folder / cache_name(spec)]
     states = [state for root in roots for state in (root / STATE, root / STATE / spec.name)]
@@ -164,9 +164,9 @@ def kept_lock(folder: Path, spec: WeightsSpec) -> WeightsLock | None:
 
 
 def offered_place(folders: Sequence[Path], spec: WeightsSpec) -> LockedFolder | None:
-    """Where the lock of a spec lies among folders from which its files are to come.
+    """Find the set of a spec among the folders that its files should come from.
 
-    None where there is no lock at all; one that is damaged or of something else is refused.
+    None if there is no lock at all; refuses one that is damaged or of something else.
     """
     places: list[LockedFolder] = []
     for folder in folders:
@@ -195,7 +195,7 @@ def offered_place(folders: Sequence[Path], spec: WeightsSpec) -> LockedFolder | 
 
 
 def new_place(folder: Path, lock: WeightsLock, *, hub_cache: bool) -> LockedFolder:
-    """The place for a set at a folder; for the Hub's layout that is its cache folder.
+    """Choose the place for a set at a folder; in the Hub's layout, its cache folder.
 
     A folder that already is a part of a Hub cache is used as that: a plain file in the place of a
     link would take the bytes from under the other snapshots.
@@ -224,7 +224,7 @@ def new_place(folder: Path, lock: WeightsLock, *, hub_cache: bool) -> LockedFold
 
 
 def lock_place(folder: Path, lock: WeightsLock) -> LockedFolder:
-    """Where a lock's files lie that are already at a folder, in whichever layout."""
+    """Find the place of a lock's files in a folder, in either layout."""
     for cache in (folder, folder / "hub"):  # HF_HOME keeps its cache in `hub`
         if (cache / cache_name(lock)).is_dir():
             return new_place(cache, lock, hub_cache=True)
@@ -232,9 +232,9 @@ def lock_place(folder: Path, lock: WeightsLock) -> LockedFolder:
 
 
 def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[LockedFolder]:
-    """Every locked set in a folder: the one it is, or those of a Hub cache.
+    """Find every locked set in a folder: its own, or those of a Hub cache.
 
-    Where no lock lies beside the files, as in a cache that the Hub's own client made, it is one of
+    If no lock is next to the files, as in a cache that the Hub's own client made, it is one of
     the `known` locks, by repository and commit.
     """
     cached = in_hub_cache(folder)
@@ -247,7 +247,7 @@ def find_places(folder: Path, known: Collection[WeightsLock] = ()) -> list[Locke
     )
     both: tuple[Iterable[LockedFolder], ...] = (beside, fitting)
     for places in both:
-        # a snapshot was named: the sets of the cache's other commits are not meant
+        # the user named a snapshot: ignore the sets of the cache's other commits
         if meant := [p for p in places if not cached or cached.commit in ("", p.lock.commit)]:
             return meant
     if beside:
@@ -280,7 +280,7 @@ def _beside(folder: Path, cached: CachePath | None) -> Iterator[LockedFolder]:
 
 
 def read_kept_lock(path: Path) -> WeightsLock:
-    """The lock beside files; a fetch writes it."""
+    """Read the lock next to the files; a fetch writes it."""
     hint = f"Remove {path} and fetch the set again: files that are right are kept."
     return read_weights_lock(path, edited=hint)
 

@@ -62,7 +62,7 @@ def key_hint(key: ec.EllipticCurvePublicKey) -> str:
 
 
 def signed(statement: dict[str, Any], key: ec.EllipticCurvePrivateKey) -> bytes:
-    """A bundle over a statement, as a file's bytes."""
+    """Signs a statement in a bundle; returns the file's bytes."""
     payload = json.dumps(statement, indent=2, sort_keys=True).encode()
     signature = key.sign(pae(PAYLOAD_TYPE, payload), ec.ECDSA(_HASHES[key.curve.name]))
     whole = {
@@ -78,12 +78,12 @@ def signed(statement: dict[str, Any], key: ec.EllipticCurvePrivateKey) -> bytes:
             "signatures": [{"sig": base64.b64encode(signature).decode(), "keyid": ""}],
         },
     }
-    # only the payload is signed, so this layout can change freely
+    # the signature covers only the payload, so this layout can change freely
     return json.dumps(whole, indent=1).encode() + b"\n"
 
 
 def opened(path: Path, key: ec.EllipticCurvePublicKey) -> bytes:
-    """The payload of a bundle that this key signed."""
+    """Reads the payload of a bundle, which this key must have signed."""
     try:
         data = read_plain(path, _MOST_BYTES)
         if data is None:

@@ -1,9 +1,9 @@
 """Signatures and attestations in the form in which cosign finds them beside an image.
 
 cosign ignores `optional` of a signature's payload, so it can hold three things of ours: when a
-digest got its name, the digest of its evidence set, and the index that the name was given to. With
-the time, a tag that was moved back to an older signed image is recognised; with the set, evidence
-that was removed later is missed; with the index, a tag that was moved to one platform of it.
+digest got its name, the digest of its evidence set, and the index that the name was given to. The
+time reveals a tag that was moved back to an older signed image; the set reveals evidence that was
+removed later; the index reveals a tag that was moved to one platform of it.
 https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md
 """
 
@@ -72,7 +72,7 @@ class SignedName(Frozen):
 
 
 def read_payload(data: bytes) -> SignedName:
-    """A payload of unknown origin; other tools put other things into `optional`."""
+    """Reads a payload of unknown origin; other tools put other things into `optional`."""
     payload = as_model(_Payload, read_signed_json(data, "payload"), "payload")
     optional = payload.optional or {}
     named_at = optional.get(NAMED_AT)

@@ -21,7 +21,7 @@ from pipeline.core.model import Digest, Frozen, canonical_json
 if TYPE_CHECKING:
     from pipeline.artifacts.attest.keys import Signer
 
-# each signature is tried with every trusted key: the work must be bounded
+# we try each signature with every trusted key: the work must be bounded
 MOST_SIGNATURES = 16
 SUFFIX = ".dsse.json"
 
@@ -53,7 +53,7 @@ class _EnvelopeJson(Frozen):
 
 @dataclass(frozen=True)
 class Signature:
-    """Signed bytes and, where it is named, the key."""
+    """A signature and, where it names one, the id of its key."""
 
     key_id: str | None
     sig: bytes
@@ -83,7 +83,7 @@ class Envelope:
 
 
 def enclose(statement: Statement, signers: Sequence[Signer] = ()) -> Envelope:
-    """An envelope with a signature of each signer; unsigned where there is none."""
+    """Puts a statement into an envelope and signs it with each signer; unsigned without one."""
     envelope = Envelope(statement.dump(), (), statement)
     for signer in signers:
         envelope = countersigned(envelope, signer)
@@ -91,15 +91,15 @@ def enclose(statement: Statement, signers: Sequence[Signer] = ()) -> Envelope:
 
 
 def countersigned(envelope: Envelope, signer: Signer) -> Envelope:
-    """The envelope with one signature more; a key signs only once."""
-    # also a false one under our name is replaced
+    """Adds a signature to the envelope; a key signs only once."""
+    # this also replaces a false one under our name
     others = tuple(s for s in envelope.signatures if s.key_id != signer.key_id)
     mine = Signature(signer.key_id, signer.sign(envelope.signed_bytes))
     return Envelope(envelope.payload, (*others, mine), envelope.statement)
 
 
 def read_envelope(data: bytes, what: str) -> Envelope:
-    """An envelope from bytes of unknown origin; nothing in it is believed yet."""
+    """Reads an envelope from bytes of unknown origin; believes nothing in it yet."""
     written = as_model(_EnvelopeJson, read_signed_json(data, what), what, "the envelope")
     payload = read_base64(written.payload, f"{what}: payload")
     signatures = [
@@ -114,7 +114,7 @@ def read_envelope(data: bytes, what: str) -> Envelope:
 
 
 def read_kept_envelope(path: Path) -> Envelope | None:
-    """The envelope in a file; none where there is none that can be read."""
+    """Reads the envelope in a file; none if it is missing or cannot be read."""
     try:
         data = read_plain(path, MAX_BYTES)
         return read_envelope(data, path.name) if data is not None else None
@@ -123,9 +123,9 @@ def read_kept_envelope(path: Path) -> Envelope | None:
 
 
 def sign_or_countersign(path: Path, statement: Statement, signers: Sequence[Signer]) -> Envelope:
-    """The kept envelope with our signatures added where it states the same, else a new one.
+    """Adds our signatures to the kept envelope if it states the same, else makes a new one.
 
-    A kept statement that is dated in the future is replaced: no verifier would accept it, and our
+    It replaces a kept statement that is dated in the future: no verifier would accept it, and our
     signature would only confirm its wrong time.
     """
     stored, now = read_kept_envelope(path), statement.recorded or datetime.now(UTC)
@@ -133,7 +133,7 @@ def sign_or_countersign(path: Path, statement: Statement, signers: Sequence[Sign
     if stored is None or not is_true or stored.statement.core() != statement.core():
         return enclose(statement, signers)
     for signer in signers:
-        # cryptography takes longer to load than all the rest: only who has a key pays for it
+        # cryptography takes longer to load than all the rest: load it only for users with a key
         from pipeline.artifacts.attest.keys import is_valid_signature
 
         # a signature under the signer's key id may be false

@@ -24,7 +24,7 @@ class ChangedField(NamedTuple):
 def fields_of(value: Any, place: str = "") -> dict[str, Scalar]:
     """All single values of a document by their places."""
     if not isinstance(value, dict | list) or not value:
-        # also an empty table: that it was emptied must be seen
+        # an empty table, too: the comparison must show that it was emptied
         return {place: str(value) if isinstance(value, dict | list) else value}
     named = value.items() if isinstance(value, dict) else enumerate(value)
     fields: dict[str, Scalar] = {}

@@ -13,7 +13,7 @@ from pipeline.core.errors import KeyInvalid
 from pipeline.core.files import read_at_most, write_bytes
 from pipeline.core.model import sha256_of
 
-DEFAULT = "default"  # names the key that signs, where there are several
+DEFAULT = "default"  # names the key that signs, if there are several
 # it becomes a part of a path
 _NAME = re.compile(r"[a-z0-9][a-z0-9.+-]{0,79}")
 _PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----\s+([A-Za-z0-9+/=\s]+?)-----END PUBLIC KEY-----\s*")
@@ -38,7 +38,7 @@ def own_key(environment: Mapping[str, str]) -> Path | None:
         try:
             data = read_at_most(folder / DEFAULT, _MOST_BYTES) or b""
         except OSError:
-            # which of several is meant is not guessed
+            # never guess which of several the user means
             keys = sorted(folder.glob("*.pem"))
             return keys[0] if len(keys) == 1 else None
         name = data.decode("ascii", "replace").strip()

@@ -76,9 +76,9 @@ def make_private_key() -> PrivateKey:
 def write_key(
     path: Path, key: PrivateKey, passphrase: bytes | None = None, *, is_half: bool = False
 ) -> Path:
-    """Keeps a new key for its owner alone, and the public half beside it; never over another.
+    """Writes a new key for its owner alone, and the public half next to it; never over another.
 
-    Of a key that is half there, because a run was killed, the public half is written.
+    With `is_half`, after a killed run left the private half alone, it writes the public half.
     """
     guard: serialization.KeySerializationEncryption = serialization.NoEncryption()
     # BestAvailableEncryption is PBES2 with AES, which openssl reads too
@@ -86,7 +86,7 @@ def write_key(
         guard = serialization.BestAvailableEncryption(passphrase)
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, guard)
     public = path.with_suffix(".pub")
-    # looked at first: a private half without its public one is of no use
+    # check this first: a private half without its public one is of no use
     if public.exists():
         raise KeyExists(f"{public}: already exists")
     halves = (path, pem, 0o600), (public, public_pem(key.public_key()).encode(), 0o644)
@@ -225,7 +225,7 @@ class AgentSigner:
 
 
 def find_signer(path: Path | None, environment: Mapping[str, str]) -> Signer | None:
-    """The key that was named, else the environment's or its agent, else the user's own; or none."""
+    """Finds the named key, else the environment's or its agent, else the user's own; or none."""
     passphrase = environment.get("SM120_KEY_PASSPHRASE")
     secret = passphrase.encode() if passphrase else None
     if path is not None:

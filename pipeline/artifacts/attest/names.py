@@ -60,7 +60,7 @@ KINDS = {
     "image-signature": IMAGE_SIGNATURE,
 }
 
-# Stated of a foreign base: its bytes are pinned by digest, its contents were not examined.
+# Stated of a foreign base: a digest pins its bytes, and nobody examined its contents.
 UNLISTED = "unknown: taken as published by digest; nothing here lists what it holds"
 
 # Stated of what compiled trees are made with: it took part in the build and is not in the image.
@@ -101,7 +101,7 @@ class PackageUrl(NamedTuple):
 
 
 def parse_purl(text: str) -> PackageUrl | None:
-    """The parts of a package URL; none where it is none, or names no version."""
+    """Splits a package URL; none if it is not valid or names no version."""
     found = _PURL.fullmatch(text) if text.isascii() and text.isprintable() else None
     if found is None or len(text) > 1000:
         return None
@@ -127,7 +127,7 @@ def image_purl(name: str, digest: str, architecture: str) -> str:
 
 
 def archive_purl(kind: str, name: str, version: str, file: str, sha256: str) -> str:
-    """A source archive as a package URL; one of one's own has its hash in place of a version."""
+    """A source archive as a package URL; a user's own has its hash in place of a version."""
     if kind == "sdist":
         return wheel_purl(name, version, file)
     if kind == "debian":

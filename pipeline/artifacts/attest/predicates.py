@@ -218,7 +218,7 @@ class KnownVulnerability(Frozen):
     accepted: AcceptedRisk | None
 
     def is_open(self, today: date) -> bool:
-        """Whether nobody accepts it, or no longer."""
+        """Whether nobody accepts it, or the acceptance has ended."""
         return self.accepted is None or self.accepted.until < today.isoformat()
 
 
@@ -349,7 +349,7 @@ MODELS: dict[str, type[Frozen]] = {
 
 
 def check_predicate(predicate_type: str, predicate: dict[str, Any]) -> Frozen | None:
-    """A predicate of our own as a value, refused where it is not what its type promises."""
+    """Checks a predicate of our own; refuses one that is not what its type promises."""
     model = MODELS.get(predicate_type)
     if model is None:
         return None

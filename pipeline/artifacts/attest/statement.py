@@ -1,7 +1,7 @@
 """in-toto statements: a claim about bytes, named by digest. Equal findings give equal statements.
 
-The time of a statement has one place of its own: where the predicate's format defines one, there,
-else `sm120_recorded`. Without the time, two machines with the same findings write the same bytes.
+A statement keeps its time in one place: where the predicate's format defines one, else in
+`sm120_recorded`. Without the time, two machines with the same findings write the same bytes.
 https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
 """
 
@@ -96,7 +96,7 @@ class Statement(Frozen):
 
 
 def _without(value: dict[str, Any], above: Sequence[str], names: set[str | None]) -> dict[str, Any]:
-    """A copy without these names below some parents, and without parents that held nothing else."""
+    """Copies a value without these names below some parents, and without parents left empty."""
     if not above:
         return {k: v for k, v in value.items() if k not in names}
     first, *deeper = above
@@ -150,7 +150,7 @@ def state_about(
     predicate: Mapping[str, Any],
     when: Moment | None = None,
 ) -> Statement:
-    """A statement about several artifacts; its time goes where the predicate's format keeps it."""
+    """Makes a statement about several artifacts; its time goes where the predicate keeps it."""
     body = dict(predicate)
     if when is not None and predicate_type == PROVENANCE:
         details = {"invocationId": when.invocation, "finishedOn": when.at}
@@ -166,7 +166,7 @@ def state_about(
 
 
 def read_statement(data: bytes, what: str) -> Statement:
-    """A statement from bytes of unknown origin."""
+    """Reads a statement from bytes of unknown origin."""
     statement = as_model(Statement, read_signed_json(data, what), what, "the statement")
     _ = statement.recorded  # a time that cannot be read is refused here, not later
     return statement

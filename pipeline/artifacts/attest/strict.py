@@ -60,7 +60,7 @@ def read_signed_json(data: bytes, what: str, max_bytes: int = MAX_BYTES) -> Any:
 def as_model(
     model: type[Model], value: Any, what: str, whole: str = "the file", *, strict: bool = False
 ) -> Model:
-    """A value of unknown origin as a closed one, or the first thing that is wrong with it."""
+    """Reads a value of unknown origin as a closed model; the error names its first mistake."""
     try:
         return model.model_validate(value, strict=strict or None)
     except ValidationError as error:
@@ -70,7 +70,7 @@ def as_model(
 
 
 def plain(text: str) -> str:
-    """A foreign text made fit for a statement: normal form, no invisible characters."""
+    """Makes a foreign text fit for a statement: normal form, no invisible characters."""
     shown = (
         c if c in _LINE_ENDS or unicodedata.category(c) not in _HIDDEN else " "
         for c in unicodedata.normalize("NFC", text.replace("\r\n", "\n"))

@@ -152,7 +152,7 @@ def with_own_keys(trust: Trust | None, public_keys: Sequence[Path]) -> Trust | N
 
 
 def with_named_keys(trust: Trust | None, public_keys: Sequence[Path]) -> Trust | None:
-    """The same, and keys that were named for this once; an entry of a file wins here, too."""
+    """Adds keys that the user named for this run alone; an entry of a file wins here, too."""
     if not public_keys:
         return trust
     known, bases = (trust.keys, trust.bases) if trust else ([], {})
@@ -207,7 +207,7 @@ def _named_key(path: Path) -> TrustedKey:
 def trust_entry(
     name: str, public: str, kid: str, now: datetime, *, believed: Sequence[str] = ()
 ) -> str:
-    """A key's entry to paste into a trust file: believed about some kinds, or about all."""
+    """A key's entry to paste into a trust file: trusted for some kinds of evidence, or for all."""
     start = now.astimezone(UTC).replace(microsecond=0)
     return "\n".join(
         [

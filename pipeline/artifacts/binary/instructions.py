@@ -94,7 +94,7 @@ def disassembler(platform: str) -> list[str]:
 
 
 def known_features(platform: str) -> frozenset[str]:
-    """Every instruction set that is looked for."""
+    """Every instruction set that the reader looks for."""
     if platform == ARM64:
         return frozenset([*_ARM_SETS, "asimdhp", "fphp", "pmull"])
     wide = {"avx", "avx2", "avx512f", "avx512vl"}
@@ -126,7 +126,7 @@ def _x86(code: str, mnemonic: str, operands: str) -> Sequence[str]:
     if first == _EVEX:
         return _evex(mnemonic, width)
     if first in _VEX:
-        # to copy one value from memory is of AVX, from a register of AVX2
+        # AVX can copy one value from memory, only AVX2 from a register
         from_register = mnemonic in ("vbroadcastss", "vbroadcastsd") and "[" not in operands
         return ("avx2",) if from_register else _vex(mnemonic, width)
     return ()  # such as verw

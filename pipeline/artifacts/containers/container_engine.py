@@ -28,10 +28,10 @@ class ContainerEngine(Protocol):
         """An image by its id."""
 
     def load(self, store: Store, name: str, digest: str) -> object:
-        """Gives it an image of the store."""
+        """Loads an image of the store into the engine."""
 
     def create(self, arguments: ContainerArguments) -> str:
-        """A container that is not started yet; its id."""
+        """Makes a container without starting it; returns its id."""
 
     def start(self, identity: str) -> None: ...
 
@@ -45,10 +45,10 @@ class ContainerEngine(Protocol):
         """What a container printed, in pieces; to its end where it is followed."""
 
     def stop(self, identity: str, timeout_s: int) -> None:
-        """Asks it to end; after that time it is killed."""
+        """Asks a container to end, and kills it after that time."""
 
     def remove(self, identity: str) -> None:
-        """Leaves nothing of a container, whatever its state."""
+        """Removes a container, whatever its state."""
 
     def close(self) -> None: ...
 
@@ -81,7 +81,7 @@ def find_engine(wanted: Wanted) -> ContainerEngine:
 
 
 def find_engines(wanted: Wanted) -> list[ContainerEngine]:
-    """Every engine that is meant and answers: what is served may run in either."""
+    """Finds every engine that the user means and that answers: a server may run in either."""
     first = find_engine(wanted)
     if wanted == "auto" and first.kind == "docker" and Podman.answers():
         return [first, Podman()]

@@ -39,7 +39,7 @@ _LOADED = re.compile(r"Loaded image(?: ID)?: (.+)")
 
 
 def docker_archive(blobs: Blobs, image: Document, tags: list[str]) -> Iterator[bytes]:
-    """The archive's bytes, piece by piece; a blob that is not its digest breaks it off."""
+    """Yields the archive piece by piece; fails at a blob that does not match its digest."""
     names = {blob.digest: "blobs/" + blob.digest.replace(":", "/") for blob in image.blobs}
     docker = {
         "Config": names[image.config.digest] if image.config else "",

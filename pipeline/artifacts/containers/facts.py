@@ -83,10 +83,10 @@ def require_own(facts: ContainerFacts) -> None:
 
 
 def difference(record: ImageRecord, image: ImageFacts | None) -> str:
-    """In what an engine's image is not the one of the store; empty where it is the same.
+    """How an engine's image differs from the store's; empty where it is the same.
 
     Docker's own store names an image by its config, containerd's by its manifest. Either commits
-    to the layers, but an engine could have mixed them up: they are compared, too.
+    to the layers, but an engine could have mixed them up, so this compares them, too.
     """
     if image is None:
         return "its image is gone"

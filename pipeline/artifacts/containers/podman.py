@@ -40,7 +40,7 @@ _PASSED = (
 
 
 class Podman:
-    """One user's Podman; `on_host` makes of a command line one that runs on another host."""
+    """One user's Podman; `on_host` turns a command line into one that runs on another host."""
 
     kind: EngineKind = "podman"
 
@@ -63,7 +63,7 @@ class Podman:
 
     @classmethod
     def for_steps(cls) -> Self:
-        """Podman with the first runtime that works, as its own choice need not."""
+        """Podman with the first runtime that works; Podman's own choice may fail."""
         reason = ""
         limits = [
             f"--ulimit={name}={most}:{most}" for name, most in backend.process_limits().items()
@@ -164,7 +164,7 @@ class Podman:
             # After `podman system reset` with another storage, or when its folder in /run was
             # cleared, Podman takes what runs for what was before a boot. `podman rm` leaves such
             # an engine running, with its cards and its port; the OCI runtime below still knows it.
-            # Of one that never ran there is nothing to delete.
+            # If it never ran, there is nothing to delete.
             runtime = _text(self._run("info", "--format={{.Host.OCIRuntime.Path}}").stdout).strip()
             words = self._command([runtime, "delete", "--force", facts.id])
             proc.read(words, env=proc.child_environment(*_PASSED), timeout_s=_TIMEOUT_S)
@@ -185,8 +185,8 @@ class Podman:
 
     @contextmanager
     def running(self, container: StepContainer, command: Sequence[str]) -> Iterator[Running]:
-        """Runs a step on the unpacked toolchain; an overlay keeps what it writes out of that."""
-        # containers whose command was killed before it could end them
+        """Runs a step on the unpacked toolchain; an overlay takes what the step writes."""
+        # remove containers whose command died before it could end them
         shown = '{{.ID}} {{index .Labels "' + backend.LABEL + '"}}'
         listed = self._run(
             "ps", "--all", f"--filter=label={backend.LABEL}", f"--format={shown}"

@@ -37,7 +37,7 @@ Paths = Sequence[Path]
 
 
 class Sandbox(Frozen):
-    """What the engine's code cannot reach on this machine, and why some of it can be."""
+    """What the engine's code cannot reach on this machine, and why no stronger sandbox works."""
 
     kind: Kind | Literal["none"]
     held: list[Barrier]
@@ -100,7 +100,7 @@ NO_SANDBOX = Sandbox(kind="none", held=["environment"], reason="none can be made
 
 @cache
 def find_sandbox() -> Sandbox:
-    """The strongest sandbox that this machine lets us make; tried, not guessed."""
+    """Finds the strongest sandbox that this machine lets us make, by trying."""
     reasons: list[str] = []
     # the stronger one first: it also hides what it does not give
     for kind in get_args(Kind):
@@ -128,7 +128,7 @@ def hide_environment() -> None:
 
 
 def require_isolation(sandbox: Sandbox) -> None:
-    """Stops before code runs that no lock names, where it could reach the caller's files."""
+    """Refuses to run code that no lock names where it could reach the caller's files."""
     if not sandbox.isolates:
         raise GateEnvironment(
             f"{sandbox.sentence()}; the other version's code is in no lock, so it was not run",

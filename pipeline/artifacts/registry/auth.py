@@ -169,7 +169,7 @@ class Challenge:
 
 
 def read_challenges(headers: list[str]) -> list[Challenge]:
-    """All challenges of an answer; unreadable ones are skipped."""
+    """Reads all challenges of an answer; skips those that it cannot read."""
     found: list[Challenge] = []
     for header in (header[:_LONGEST] for header in headers):
         at, is_first = 0, True
@@ -203,7 +203,7 @@ class Authority:
         return self._headers.get(scope, "")
 
     def answer(self, scope: Scope, refused: str, headers: list[str]) -> str:
-        """The header for the next try; `refused` is the one that was not enough."""
+        """The header for the next try; `refused` is the one that the registry refused."""
         with self._guard:
             known = self._headers.get(scope, "")
             # another thread may have been faster

@@ -94,7 +94,7 @@ class RegistryClient:
         )
 
     def ask(self, request: RegistryRequest, most_bytes: int = MOST_ANSWER_BYTES) -> Reply:
-        """A whole answer with a good status; temporary failures are tried again."""
+        """Returns a whole answer with a good status; retries temporary failures."""
         try:
             return self.retry_policy.retried(lambda: self.read(self.once(request), most_bytes))
         except Lost as lost:
@@ -168,7 +168,7 @@ class RegistryClient:
             raise RegistryBroken(f"{self.name}: {error}") from error
 
     def read(self, answer: Answer, most_bytes: int) -> Reply:
-        """A small answer, whole; `Lost` where the connection broke."""
+        """Reads a small answer whole; `Lost` where the connection broke."""
         try:
             return Reply(answer.status, answer.url, answer.headers, answer.read(most_bytes))
         except BadAnswer as error:
@@ -177,7 +177,7 @@ class RegistryClient:
     def each(
         self, jobs: int, items: Iterable[Item], work: Callable[[Item], Result]
     ) -> list[Result]:
-        """Several transfers in parallel, results in order; the first failure ends them all."""
+        """Runs transfers in parallel; returns results in order; the first failure ends them all."""
         listed = list(items)
         if len(listed) <= 1 or jobs <= 1:
             return [work(item) for item in listed]

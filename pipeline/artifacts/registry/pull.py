@@ -1,6 +1,6 @@
-"""An image from a registry by its digest, into an OCI layout or the store, byte for byte.
+"""Pulls an image by its digest into an OCI layout or the store, byte for byte.
 
-A blob is resumed after a break, and kept only if its digest matches.
+It resumes a blob after a break, and keeps it only if its digest matches.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class WantedImage(Frozen):
 
 
 def resolve(repository: Repository, reference: ImageReference) -> Document:
-    """The root document; a tag only helps to find a digest, and must agree with one given."""
+    """Finds the root document: by its digest where the reference has one, else by its tag."""
     name = reference.digest or reference.tag
     if not name:
         raise NotInRegistry(f"{reference}: names neither a tag nor a digest")
@@ -141,9 +141,9 @@ def choose(root: Document, platform: str) -> Descriptor:
 
 
 def receive_blob(repository: Repository, blob: Descriptor, partial: Path | None, bar: Bar) -> None:
-    """Completes `partial` to the verified blob; bytes that it has already are not sent again.
+    """Completes `partial` to the verified blob; fetches only the bytes that it lacks.
 
-    With no such file, the blob is read and compared with its digest, and nothing is kept.
+    Without such a file, it reads the blob, compares it with its digest, and keeps nothing.
     """
     place, scope = f"{repository.path}/blobs/{blob.digest}", repository.may("pull")
     gauge, retry_policy, size_bytes = Gauge(bar), repository.client.retry_policy, blob.size_bytes

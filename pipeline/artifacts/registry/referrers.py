@@ -1,6 +1,6 @@
 """Attachments of an image: OCI 1.1 referrers, or the fallback tag where there is no such API.
 
-A registry's list is a hint, never evidence: each manifest is read by its digest, and counts only
+A registry's list is a hint, never evidence: we read each manifest by its digest, and it counts only
 if it names the image as its subject.
 https://github.com/opencontainers/distribution-spec/blob/main/spec.md#listing-referrers
 """
@@ -45,7 +45,7 @@ def referrers(repository: Repository, digest: str) -> list[Document]:
     """The manifests that really have this image as their subject, in order of digest."""
     listed, _ = listed_referrers(repository, digest)
     documents = []
-    # one that is listed and gone, or of another image, is skipped: lists are late
+    # skip one that is gone by now, or of another image: lists are late
     for entry in sorted({d.digest for d in listed}):
         document = repository.find_manifest(entry)
         if document and document.subject and document.subject.digest == digest:
@@ -54,7 +54,7 @@ def referrers(repository: Repository, digest: str) -> list[Document]:
 
 
 def everything_listed(repository: Repository, digest: str) -> list[Descriptor]:
-    """By the API and by the fallback tag: the registry may have gained the API after a push."""
+    """Asks the API and the fallback tag: the registry may have gained the API after a push."""
     index = _fallback_index(repository, digest)
     listed = [*(_from_api(repository, digest) or []), *(index.manifests if index else ())]
     return list({d.digest: d for d in listed}.values())

@@ -60,7 +60,7 @@ class Repository:
         return document
 
     def find_manifest(self, name: str, most_bytes: int = MOST_MANIFEST_BYTES) -> Document | None:
-        """As `manifest`, but nothing where there is none."""
+        """As `manifest`, but none where it is missing."""
         answer = self.look(f"{self.path}/manifests/{name}", most_bytes, headers={"Accept": ACCEPT})
         if answer is None:
             return None
@@ -77,7 +77,7 @@ class Repository:
     def look(
         self, place: str, most_bytes: int, headers: Mapping[str, str] | None = None
     ) -> Reply | None:
-        """A small answer with its body; none on 404."""
+        """Fetches a small answer with its body; none on 404."""
         request = RegistryRequest("GET", place, self.may("pull"), (200, 404), headers or {})
         answer = self.client.ask(request, most_bytes)
         return answer if answer.status == 200 else None
@@ -137,7 +137,7 @@ class Repository:
         return sorted(set(tags))
 
     def pages(self, first: str, what: str, most_pages: int) -> Iterator[Reply]:
-        """The pages of a list; `NotInRegistry` where there is not even the first one."""
+        """Yields the pages of a list; `NotInRegistry` where even the first one is missing."""
         counter = Pages(f"{self}: its {what}", most_pages, self.client.pages_s)
         place: str | None = first
         while place is not None:

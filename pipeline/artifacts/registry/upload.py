@@ -1,4 +1,4 @@
-"""Blobs to a registry: asked for first, mounted where possible, resumed after a break."""
+"""Uploads missing blobs: mounts them where possible, and resumes after a break."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def push_blob(
 
 
 def _begin(repository: Repository, blob: LocalBlob, mount_from: str = "") -> str | None:
-    """The address of a new upload; none where the registry took the blob from elsewhere."""
+    """Begins an upload; returns its address, or none where the registry mounted the blob."""
     query = f"?mount={quote(blob.digest)}&from={quote(mount_from, safe='')}" if mount_from else ""
     place, scope = f"{repository.path}/blobs/uploads/", repository.may("pull,push", mount_from)
     good = (201, 202) if mount_from else (202,)
@@ -132,7 +132,7 @@ class _Upload:
         self._in_one = blob.size_bytes <= CHUNK_BYTES
 
     def run(self, location: str) -> None:
-        """Sends until the registry has it; a cut goes on, a lost session begins again."""
+        """Sends until the registry has it; resumes after a cut, restarts a lost session."""
         # failures in a row without progress; a slow link may break any number of times
         failures, sessions, self._place = 0, 1, location
         while True:
@@ -158,7 +158,7 @@ class _Upload:
             self._gauge.at(self._offset)
 
     def _send(self) -> None:
-        """All chunks, then the closing request; small blobs go with that one."""
+        """Sends all chunks, then the closing request, which carries a small blob whole."""
         blob, repository = self._blob, self._repository
         while self._offset < blob.size_bytes and not (self._in_one and not self._offset):
             length, before = min(self._chunk_bytes, blob.size_bytes - self._offset), self._offset

@@ -64,7 +64,7 @@ _NOTHING = ("lost+found", MARK)
 
 
 class _Mark(Frozen):
-    """What `store.json` holds. A store of a newer format is not touched, and may hold more."""
+    """What `store.json` holds. We touch no store of a newer format, whose mark may hold more."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -168,7 +168,7 @@ class Store:
     def locked(
         self, name: str, stop: threading.Event | None = None
     ) -> AbstractContextManager[None]:
-        """Held by one process for one thing, e.g. a layer key."""
+        """Locks one thing, e.g. a layer key, for one process."""
         return locked(self.root / "locks" / name, stop=stop)
 
     def in_use(self) -> AbstractContextManager[None]:
@@ -182,7 +182,7 @@ class Store:
         return nullcontext() if is_readable_only else locked(path, shared=True)
 
     def alone(self) -> AbstractContextManager[None]:
-        """No build runs while files are removed."""
+        """Lets no build run while the caller removes files."""
         return self.locked("store")
 
     @contextmanager
@@ -213,7 +213,7 @@ class Store:
         files.need_space(self.root, n_bytes)
 
     def write(self, path: Path, data: bytes) -> None:
-        """Writes a small file whole; what a kill leaves of it lies in tmp/ and is swept."""
+        """Writes a small file whole; a kill leaves its parts in tmp/, which `sweep` cleans."""
         # a build with nothing to do writes nothing, also in a store that cannot be written
         with suppress(OSError):
             if read_plain(path, len(data)) == data:
@@ -221,7 +221,7 @@ class Store:
         if path.is_dir() and not path.is_symlink():
             raise FolderInTheWay(path)
         with self.scratch() as folder:
-            # what makes it last is done once, below
+            # `keep_file` syncs it, once
             with os_errors_explained(path):
                 (folder / "new").write_bytes(data)
             files.keep_file(folder / "new", path)
@@ -260,7 +260,7 @@ class Store:
         short = (row if row.uid or row.gid else row[:-2] for row in layer.rows)
         # a line a row, for `find_rows`: a newline is never part of a string of JSON
         lines = [json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in short]
-        # the record last: where it stands, the table stands too, whenever a kill comes
+        # the record last: where it is, the table is too, whenever a kill comes
         self.write(self._table_path(layer.record), ("[\n" + ",\n".join(lines) + "\n]\n").encode())
         self.write(self.root / "layers" / f"{_hex(key)}.json", layer.record.dump())
         return layer.record
@@ -270,7 +270,7 @@ class Store:
         return read_layer_table(self._table_path(layer))
 
     def find_rows(self, layer: LayerRecord, suffix: str) -> list[FileRow]:
-        """The rows whose path ends so, without reading a table of ten thousands as a whole."""
+        """Finds the rows whose path ends so, without parsing a whole table of ten thousands."""
         # the path is a row's first field, so its end is followed by a comma
         needle = json.dumps(suffix, ensure_ascii=False)[1:].encode() + b","
         try:
@@ -288,7 +288,7 @@ class Store:
         return rows
 
     def _table_path(self, record: LayerRecord) -> Path:
-        """A layer of ours can be a foreign one too: its tables differ, so each has its own."""
+        """The table's file: a layer can be both ours and foreign, with a table for each."""
         suffix = ".foreign.json" if record.is_foreign else ".json"
         return self.root / "contents" / f"{_hex(record.digest)}{suffix}"
 
@@ -300,7 +300,7 @@ class Store:
             return None
 
     def has_image(self, record: ImageRecord) -> bool:
-        """Whether all of an image is still here; the bytes of its layers are not read."""
+        """Whether all of an image is still here; it does not read the bytes of layers."""
         for layer in record.layers:
             path = self.blob_path(layer.record.digest)
             if not path.exists() or path.stat().st_size != layer.record.size_bytes:
@@ -351,7 +351,7 @@ class NewBlob:
 
 
 def read_own(path: Path, most_bytes: int = _MOST_BYTES) -> bytes:
-    """A file of the store's own. No pipe is waited for, and nothing without an end is read."""
+    """Reads a file of the store's own. It waits for no pipe and reads nothing without an end."""
     try:
         data = read_plain(path, most_bytes)
     except OSError as error:
@@ -391,7 +391,7 @@ def default_root() -> Path:
 
 
 def open_store(root: Path | None = None) -> Store:
-    """The store, ready for use."""
+    """Opens the store, ready for use."""
     store = Store(root or default_root())
     store.prepare()
     store.sweep()
@@ -399,9 +399,9 @@ def open_store(root: Path | None = None) -> Store:
 
 
 def open_to_read(root: Path | None = None) -> Store:
-    """The store for commands that only look, also one that cannot be written or is not there.
+    """Opens the store for commands that only read, also one that is read-only or missing.
 
-    Nothing in it is made, marked or swept.
+    It makes, marks and sweeps nothing.
     """
     store = Store(root or default_root())
     with os_errors_explained(store.root):

@@ -1,4 +1,4 @@
-"""Looking after the store: what is in it, whether it is whole, what can go, and all of it."""
+"""Looks after the store: lists what is in it, finds damage, and removes what can go."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StoreSection(Frozen):
 
 
 def sections(store: Store) -> list[StoreSection]:
-    """How much of what the store holds."""
+    """Counts files and bytes of the store's parts."""
     folders = {"layers": "oci/blobs/sha256", "inputs": "inputs", "partial downloads": "partial"}
     folders["tables of contents"] = "contents"
     result = []
@@ -109,7 +109,7 @@ def total_bytes(store: Store) -> int:
 
 
 def remove_files(paths: Iterable[Path]) -> int:
-    """Removes damaged or unneeded files, which the next build makes again; the bytes freed."""
+    """Removes damaged or unneeded files, which a build makes again; returns the bytes freed."""
     freed = 0
     for path in paths:
         # a folder in the place of a file is not the store's to remove

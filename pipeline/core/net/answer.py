@@ -146,7 +146,7 @@ class Answer:
         return bytes(data)
 
     def _steadily(self, most_bytes: int) -> Iterator[bytes]:
-        """Small pieces, each in the time that the answer as a whole has left."""
+        """Reads small pieces, each in the time that the answer as a whole has left."""
         stated = self.header("Content-Length")
         if stated and self.length is None and not self.header("Transfer-Encoding"):
             raise BadAnswer(f"states a length of {without_controls(stated)[:20]!r} bytes")
@@ -199,7 +199,7 @@ class Pages:
         self._seen: set[str] = set()
 
     def take(self, address: str) -> None:
-        """The next page is there; `BadAnswer` where the list would never end."""
+        """Counts one more page; `BadAnswer` where the list would never end."""
         if address in self._seen:
             raise BadAnswer(f"{self._what} repeats a page and does not end")
         self._seen.add(address)

@@ -76,7 +76,7 @@ class Reply:
 
 
 class Client:
-    """Shared by threads; `hang_up` ends what all of them are at."""
+    """Sends the requests of several threads; `hang_up` ends all of them."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Client:
         body: Body | None = None,
         limits: HttpLimits | None = None,
     ) -> Answer:
-        """One request, the head of one answer; redirects are answers like others."""
+        """Sends one request and reads the head of its answer; it does not follow redirects."""
         bounds = limits or self.limits
         sent = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
         if body is not None:
@@ -152,7 +152,7 @@ class Client:
     def follow(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, login: str = ""
     ) -> Answer:
-        """An answer that is no redirect; a login goes to the first origin and to no other."""
+        """Follows redirects to an answer; sends a login to the first origin and to no other."""
         current, login = url, login or login_in(url)
         for hop in range(self.limits.most_hops + 1):
             sent = dict(headers or {})
@@ -183,14 +183,14 @@ class Client:
     def fetch(
         self, url: str, most_bytes: int, headers: Mapping[str, str] | None = None, login: str = ""
     ) -> Reply:
-        """A small answer, whole, whatever its status; compressed on the way where that is so."""
+        """Fetches a small answer whole, whatever its status; the server may compress it."""
         sent = {"Accept-Encoding": "gzip", **(headers or {})}
         with self.follow("GET", url, headers=sent, login=login) as answer:
             data = answer.read(most_bytes)
             return Reply(answer.status, answer.url, answer.headers, data)
 
     def hang_up(self) -> None:
-        """Tells every thread to stop, also those that wait for a server's next bytes."""
+        """Stops every thread, also one that waits for a server's next bytes."""
         self._connections.hang_up()
 
     def join(self, threads: Sequence[threading.Thread]) -> bool:

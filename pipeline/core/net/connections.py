@@ -1,4 +1,4 @@
-"""Connections that are kept, that find their proxy, and that can all be ended at once."""
+"""Keeps connections, finds their proxy, and can end all of them at once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Connections:
         body: Iterable[bytes] | None,
         limits: HttpLimits,
     ) -> urllib3.BaseHTTPResponse:
-        """One request and the head of its answer; whatever breaks is raised as it is."""
+        """Sends one request and reads the head of its answer; raises whatever breaks as it is."""
         if self.stop.is_set():
             raise Interrupted("stopped")
         parts = split_address(url)
@@ -103,7 +103,7 @@ class Connections:
         )
 
     def note(self, sock: socket.socket) -> None:
-        """A thread uses a socket from now on; after a stop it does not get far."""
+        """Notes the socket that a thread uses from now on; after a stop, ends it."""
         with self._guard:
             self._sockets.add(sock)
         self.slot.sock = sock
@@ -121,7 +121,7 @@ class Connections:
 
     @contextmanager
     def in_time(self, most_s: float, what: str) -> Iterator[None]:
-        """The calling thread's exchange is cut if what it does now takes longer."""
+        """Cuts the calling thread's exchange if the block takes longer."""
         slot = self.slot
         self.watch.begin(id(slot), lambda: end_socket(slot.sock), most_s)
         try:

@@ -28,7 +28,7 @@ def download_blob(
     gauge: Gauge,
     retry_policy: RetryPolicy,
 ) -> str:
-    """Completes `partial`, and returns what came, as a digest; what differs is not kept.
+    """Completes `partial` and returns the digest of what came; keeps nothing that differs.
 
     `Lost` where it does not come, `BadAnswer` where the server states another size.
     """
@@ -40,7 +40,7 @@ def download_blob(
             partial.unlink()
             have = 0
         try:
-            # what is complete is only hashed: a Range beyond the end would be refused
+            # only hash a complete file: servers refuse a Range beyond the end
             if have == size_bytes and have:
                 got = f"sha256:{hash_so_far(partial, gauge.advance).hexdigest()}"
             else:

@@ -25,11 +25,11 @@ class BadAnswer(NetError):
 
 
 class BadAddress(NetError):
-    """What was to be asked is not a valid address."""
+    """The address to ask is not valid."""
 
 
 class BadProxy(BadAddress):
-    """What is configured as a proxy is none."""
+    """The configured proxy is not valid."""
 
 
 class BadHeader(NetError):

@@ -52,7 +52,7 @@ class NetClient(HttpClient):
             return answer.length
 
     def read(self, url: str, most_bytes: int) -> bytes:
-        """A small file, whole, as it lies there; a larger one is an error."""
+        """Reads a small file whole, as the server stores it; a larger one is an error."""
 
         def once() -> bytes:
             with self.open("GET", url) as answer:
@@ -78,7 +78,7 @@ class NetClient(HttpClient):
         raise SourceUnreachable(reason)
 
     def retried(self, ask: Callable[[], Result]) -> Result:
-        """What may pass is tried again; what is left is an error of our own."""
+        """Retries failures that may pass; turns those that remain into errors of our own."""
         try:
             return self.retry_policy.retried(ask)
         except NetError as error:

@@ -1,4 +1,4 @@
-"""Where wheels come from: the settings of pip and uv on this machine, asked of them."""
+"""Where wheels come from: asks pip and uv for their settings on this machine."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def pip_settings(listing: str) -> dict[str, list[str]]:
 
 
 def _unnamed(index: str) -> str:
-    """uv lets an index carry a name: `name=address`."""
+    """Drops the name that uv lets an index carry: `name=address`."""
     name, _, address = index.partition("=")
     return address if address and "/" not in name else index
 

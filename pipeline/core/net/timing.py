@@ -32,7 +32,7 @@ _REPORT_FROM_S = 1.0  # shorter waits are not worth a line
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """Of one client; tests make them short."""
+    """The limits of one client; tests make them short."""
 
     connect_s: float = 15.0
     silence_s: float = 60.0  # between two bytes
@@ -134,7 +134,7 @@ class Watchdog:
         self._wakes_at = 0.0
 
     def begin(self, key: int, cut: Callable[[], None], most_s: float) -> None:
-        """Something begins that `cut` would end; it has so many seconds."""
+        """Begins to watch something, which `cut` ends after so many seconds."""
         until = time.monotonic() + most_s
         with self._news:
             self._watched[key] = (until, cut)
@@ -146,7 +146,7 @@ class Watchdog:
                 self._news.notify()
 
     def end(self, key: int) -> bool:
-        """Whether it ended by itself."""
+        """Stops watching it; returns whether it ended by itself."""
         with self._news:
             return self._watched.pop(key, None) is not None
 

@@ -43,7 +43,7 @@ class Address:
 
     @classmethod
     def read(cls, url: str) -> Address:
-        """From what a user typed; `/v1` at its end is the same server."""
+        """Reads an address that a user typed; `/v1` at its end is the same server."""
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
@@ -121,9 +121,9 @@ async def send(
     kept: KeptConnection | None = None,
     hang_up_after: int | None = None,
 ) -> Raw:
-    """One request, its whole answer; `AnswerLost` where that does not come in time.
+    """Sends one request and reads its whole answer; `AnswerLost` if that does not come in time.
 
-    `hang_up_after` so many pieces of the answer the connection is closed, as users do.
+    It closes the connection after `hang_up_after` pieces of the answer, as users do.
     """
     answer = _TimedAnswer(most_bytes=most_bytes, is_last=kept is None)
     lines = {

@@ -1,7 +1,7 @@
-"""One advisory as OSV or Debian's tracker publish it, and the versions that it is about.
+"""One advisory as OSV or Debian's tracker publishes it, and the versions that it is about.
 
-The format and how its ranges are evaluated: https://ossf.github.io/osv-schema/. Fields that nothing
-here needs are not read; those that are read must have their form, or the database is refused.
+The format and how its ranges are evaluated: https://ossf.github.io/osv-schema/. This module reads
+only the fields that it needs, and refuses a database in which one of them is malformed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.artifacts.attest.predicates import SEVERITIES, Severity
 from pipeline.core.errors import DatabaseInvalid, IndexBroken
 from pipeline.images.lock.debian import version_key
 
-# GitHub's, Debian's and the words of others for one scale.
+# Maps the words of GitHub, Debian and others to one scale.
 _WORDS: dict[str, Severity] = {
     **{each: each for each in SEVERITIES},
     **{"moderate": "medium", "unimportant": "none", "negligible": "low"},
@@ -42,7 +42,7 @@ class Affected:
     """One package that an advisory is about, and which of its versions."""
 
     ecosystem: str
-    release: str  # of a distribution, such as 12; empty where it is about all of them
+    release: str  # of a distribution, such as 12; empty if it is about all of them
     name: str
     versions: frozenset[str] = frozenset()
     ranges: tuple[tuple[tuple[str, str], ...], ...] = ()  # of events: what happens, at what version
@@ -68,7 +68,7 @@ class Advisory:
 
 
 def order_key(ecosystem: str, version: str) -> Any:
-    """A key that sorts versions as their ecosystem does; none where that is not known."""
+    """A key that sorts versions as their ecosystem does; none if it is not known how."""
     try:
         if ecosystem == "PyPI":
             return Version(version)
@@ -86,7 +86,7 @@ def order_key(ecosystem: str, version: str) -> Any:
 
 
 def is_affected(about: Affected, version: str) -> bool | None:
-    """Whether a version is affected; none where the advisory and it cannot be compared."""
+    """Whether a version is affected; none if it cannot be compared with the advisory."""
     own = order_key(about.ecosystem, version)
     # a local label, as torch's +cu130, is the same release to whoever wrote the advisory
     public = version
@@ -106,7 +106,7 @@ def is_affected(about: Affected, version: str) -> bool | None:
             known = False
             continue
         known, is_in = True, False
-        # `0` is before all versions; what is introduced where another is fixed counts as introduced
+        # `0` precedes all versions; a version both fixed and introduced counts as introduced
         placed = [(k is not None, k, what) for k, (what, _) in zip(keys, events, strict=True)]
         limits = [key for _, key, what in placed if what == "limit"]
         ordered = sorted((x for x in placed if not x[0]), key=lambda x: x[2] == "introduced")
@@ -175,7 +175,7 @@ def read_osv(record: Any, what: str) -> Advisory:
         about = _table(each, f"{what}: affected")
         ratings += _ratings(about, what)
         if "package" not in about:
-            continue  # a repository by its commits: no package that a bill could name
+            continue  # names commits of a repository: a bill cannot list those
         package = _table(about["package"], f"{what}: package")
         ecosystem = _text(package.get("ecosystem"), f"{what}: ecosystem", 100)
         kind, _, release = ecosystem.partition(":")
@@ -232,7 +232,7 @@ _CVSS3: dict[str, dict[str, float]] = {
     "S": {"U": 0, "C": 1},
     **{name: {"H": 0.56, "L": 0.22, "N": 0} for name in "CIA"},
 }
-# a privilege counts for more where another component is reached by it
+# a privilege counts for more if it reaches another component
 _PR_CHANGED = {"N": 0.85, "L": 0.68, "H": 0.5}
 # tenths of a score, and what it is called
 _STEPS: list[tuple[int, Severity]] = [(90, "critical"), (70, "high"), (40, "medium"), (1, "low")]
@@ -244,7 +244,7 @@ def _ratings(body: Mapping[str, Any], what: str) -> Iterator[Severity]:
         kind, score = (_table(rating, f"{what}: severity").get(x) for x in ("type", "score"))
         vector = _text(score, f"{what}: severity", 300)
         if kind != "CVSS_V3":
-            continue  # version 4 has a table of 270 numbers, and its records a word besides
+            continue  # version 4 needs a table of 270 numbers; its records also have a word
         head, *parts = vector.split("/")
         metrics = dict(part.split(":", 1) for part in parts if ":" in part)
         try:
@@ -257,7 +257,7 @@ def _ratings(body: Mapping[str, Any], what: str) -> Iterator[Severity]:
         pr = _PR_CHANGED[metrics["PR"]] if scope else pr
         impact = 7.52 * (base - 0.029) - 3.25 * (base - 0.02) ** 15 if scope else 6.42 * base
         total = (1.08 if scope else 1) * (impact + 8.22 * av * ac * pr * ui)
-        # rounded up to a tenth, by the specification's own way that floats cannot disturb
+        # rounds up to a tenth in the specification's own way, which float errors cannot disturb
         tenths = 0 if impact <= 0 else -(-round(min(total, 10) * 100_000) // 10_000)
         yield next((word for least, word in _STEPS if tenths >= least), "none")
     for place in ("database_specific", "ecosystem_specific"):
@@ -269,9 +269,9 @@ def _ratings(body: Mapping[str, Any], what: str) -> Iterator[Severity]:
 
 
 def read_tracker(dump: Mapping[str, Any], what: str) -> Iterator[tuple[str, Advisory]]:
-    """Every issue of a dump of Debian's security tracker, with its package.
+    """Yields every issue of a dump of Debian's security tracker, with its package.
 
-    What is undetermined for a release says nothing about it.
+    Skips releases for which the status is undetermined.
 
     https://security-tracker.debian.org/tracker/data/json
     """

@@ -1,7 +1,7 @@
 """A folder of advisories: OSV's archives and records, and dumps of Debian's tracker, as published.
 
-All of it is read before anything is judged. One damaged record refuses the whole: a database with a
-gap would call a vulnerable package clean.
+Reads all of it before anything is judged. One damaged record makes it refuse the whole database: a
+gap would let a vulnerable package pass as clean.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Package = tuple[str, str]  # an ecosystem and a name
 
 @dataclass(frozen=True)
 class AdvisoryDatabase:
-    """The advisories about some packages, and how many of which age they were taken from."""
+    """The advisories about some packages; size and age of the database that they come from."""
 
     about: dict[Package, list[tuple[Advisory, Affected]]]
     digest: str  # over the digests of all files
@@ -60,7 +60,7 @@ class _Reading:
     newest: datetime | None = None
 
     def parse(self, data: bytes, what: str, most_bytes: int) -> Any:
-        """A JSON value, within what a whole database may have."""
+        """Parses a JSON value, within the limits of a whole database."""
         self.n_bytes += len(data)
         if self.n_bytes > _MOST_TOTAL_BYTES:
             raise DatabaseInvalid(f"{what}: the database is larger than {_MOST_TOTAL_BYTES} bytes")
@@ -86,7 +86,7 @@ class _Reading:
                 raise DatabaseInvalid(f"{what}: {advisory.id} is there twice, with other contents")
             if before[0] and advisory.modified and before[0] > advisory.modified:
                 return
-        # of others only the id is needed, to notice a second one
+        # other records need only their id, to notice a second one
         is_wanted = any((a.ecosystem, a.name) in self.wanted for a in advisory.affected)
         entry = advisory if is_wanted and not advisory.is_withdrawn else _UNWANTED
         self.known[key or advisory.id] = advisory.modified, content, entry
@@ -96,7 +96,7 @@ _UNWANTED = Advisory("", (), "unrated", None, None, "", ())
 
 
 def read_database(folder: Path, wanted: Collection[Package], now: datetime) -> AdvisoryDatabase:
-    """All advisories of a folder, also below it; those about the wanted packages are kept."""
+    """Reads all advisories below a folder, and keeps those about the wanted packages."""
     reading, paths = _Reading(wanted, now, {}), list[Path]()
     for place, folders, names in os.walk(folder):
         # a clone of a database has a history, which is no part of it
@@ -143,12 +143,12 @@ def read_database(folder: Path, wanted: Collection[Package], now: datetime) -> A
 
 
 def _contents(path: Path, what: str) -> Iterator[tuple[str, str, bytes]]:
-    """Each file with its name and title: one of the folder, or all of an archive.
+    """Yields each file with its name and title: one of the folder, or all of an archive.
 
-    Archives are read in memory: nothing is unpacked, so no name in one leads anywhere.
+    Reads archives in memory and unpacks nothing, so no name in one leads anywhere.
     """
     try:
-        # a pipe would be waited for, and a link may lead out of the folder
+        # reading a pipe would block, and a link may lead out of the folder
         if not stat.S_ISREG(path.lstat().st_mode):
             raise DatabaseInvalid(f"{what}: is a link or no plain file")
         if path.suffix != ".zip":

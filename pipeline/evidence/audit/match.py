@@ -1,4 +1,4 @@
-"""Packages against advisories: what is affected, what cannot be told, and what is accepted."""
+"""Matches packages with advisories: what is affected, what is unclear, and what is accepted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KINDS = {"pypi": "PyPI", "deb": "Debian", "cargo": "crates.io", "npm": "npm", "
 
 
 class Matched(NamedTuple):
-    """What came of comparing: findings, the worst first, and what could not be compared."""
+    """The result: findings, the worst first, and what could not be compared."""
 
     findings: list[KnownVulnerability]
     undecided: list[str]
@@ -108,7 +108,7 @@ class HeldPackage:
     version: str
 
     def accepts(self, package: BilledPackage) -> bool:
-        """Whether this package is one of them; by its source, too, where it is a .deb."""
+        """Whether a package matches; a .deb may match by its source, too."""
         name = canonicalize_name(self.name) if package.ecosystem == "PyPI" else self.name
         if self.ecosystem not in ("", package.ecosystem) or not package.ecosystem:
             return False
@@ -119,7 +119,7 @@ class HeldPackage:
 
 
 def parse_held(text: str) -> HeldPackage:
-    """What somebody asks for; a ValueError with the form where it is none."""
+    """Parses what a user asks for; a ValueError shows the form."""
     found = _HOLDS.fullmatch(text.strip())
     if found is None:
         raise ValueError(

@@ -23,7 +23,7 @@ _BINARY_REBUILD = re.compile(r"\+b\d+$")
 
 @dataclass(frozen=True)
 class BilledPackage:
-    """A package of a bill; of a .deb also its source, which advisories are about."""
+    """A package of a bill; for a .deb also its source, which advisories name."""
 
     purl: str
     ecosystem: str  # empty where no advisory could be about it
@@ -66,7 +66,7 @@ def _package(component: dict[str, Any], via: str, ref: str) -> Iterator[BilledPa
     purl = component.get("purl")
     url = parse_purl(purl) if isinstance(purl, str) else None
     if url is None or not isinstance(purl, str):
-        # a library inside a wheel that has a name alone: nobody can compare it, and it is counted
+        # a library inside a wheel that has only a name: it is counted, but cannot be compared
         if via and component.get("type") == "library":
             name, version = (str(component.get(x) or "") for x in ("name", "version"))
             yield BilledPackage("", "", name, version, via=via, ref=ref)

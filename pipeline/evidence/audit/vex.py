@@ -42,7 +42,7 @@ class VexSubject:
 
 
 def cyclonedx_vex(subjects: Sequence[VexSubject], now: datetime) -> dict[str, Any]:
-    """The document; components are named in the images' own bills, by their serial numbers."""
+    """The document; it names components in the images' own bills, by their serial numbers."""
     vulnerabilities = []
     for subject in subjects:
         for each in subject.findings:

@@ -49,7 +49,7 @@ class Attachment(Frozen):
     """Something that belongs to an image, or to one platform of it.
 
     `tag` also puts it under a tag of its own, for tools that look there (cosign: `sha256-….sig`);
-    `kept` are layers that lie in the repository already.
+    `kept` lists layers that the repository already has.
     """
 
     artifact_type: str | None
@@ -97,11 +97,11 @@ class AttachedArtifact(Frozen):
     subject: str
     found_by: str
     predicate_type: str | None = None  # of a statement
-    sent_bytes: int = 0  # of its blobs; those that were there are not sent again
+    sent_bytes: int = 0  # of its blobs; those that were there are not resent
 
 
 def file_attachment(text: str, platforms: list[str]) -> Attachment:
-    """`[PLATFORM=]FILE:TYPE` as a value."""
+    """Parses `[PLATFORM=]FILE:TYPE`."""
     platform, equals, rest = text.partition("=")
     # a file name may hold an equals sign
     if not equals or platform not in platforms:

@@ -51,7 +51,7 @@ _MOST_PAYLOAD_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class EvidenceBundle:
-    """What goes along with an image: signed statements by platform, and who signs the name."""
+    """What is published with an image: signed statements by platform, and who signs the name."""
 
     envelopes: Mapping[str, Sequence[Envelope]] = field(default_factory=dict)
     signer: Signer | None = None
@@ -69,12 +69,12 @@ def make_bundle(
     *,
     spdx: bool = False,
 ) -> EvidenceBundle:
-    """All evidence for a publish; that gates did not pass is signed with the rest."""
+    """Collects all evidence for a publish; a signed statement says if gates did not pass."""
     when, signers = moment(), [signer] if signer else []
     envelopes: dict[str, list[Envelope]] = {}
     for image in built:
         if signers:
-            # loads slowly: only who signs pays for it
+            # loads slowly: only signing pays for it
             from pipeline.evidence.statements.image import record_image
 
             # an equal statement with this signature stays as it is
@@ -174,8 +174,8 @@ class Naming:
     at: datetime | None
     moves: bool  # the tag named another image before, or none
     index: str | None = None  # the index that the tag names, where it is one
-    # later than all names of the future, where there are: one of two clocks is wrong, and who
-    # verifies believes the name that is not in the future by theirs
+    # later than all names dated in the future, if any: one of two clocks is wrong, and a verifier
+    # believes the name that is not in the future by its own clock
     later: datetime | None = None
 
 
@@ -186,11 +186,11 @@ def plan_naming(
     bundle: EvidenceBundle,
     names: Sequence[cosign.SignedName],
 ) -> Naming | None:
-    """The name that an image will get, dated later than every earlier name under this tag.
+    """Plans the name that an image will get, dated later than every earlier name under this tag.
 
-    Later also where a clock was set back: a verifier takes the latest name for the true one. Where
-    earlier names are of the future, either their clock was ahead or ours is behind: both times are
-    signed, so that the name holds in either case.
+    Later even if a clock was set back, because a verifier takes the latest name for the true one.
+    If earlier names are in the future, either their clock was ahead or ours is behind: we sign both
+    times, so that the name holds in either case.
     """
     if bundle.signer is None:
         return None
@@ -217,11 +217,11 @@ def for_cosign(
         attachments.append(_under_tag(subject, "att", found.statements, statements))
     if naming is not None:
         evidence_set = next((sha256_of(e.payload) for e in envelopes if holds_set(e)), None)
-        # an image is named in the index over it, and what the tag itself names in none
+        # an image's name includes the index over it; what the tag itself names has none
         new, index = [], naming.index if naming.index != subject.digest else None
         given = (subject.digest, naming.reference, index)
         same = [n for n in found.names if (n.digest, n.reference, n.index) == given]
-        # no verifier believes a name of the future
+        # no verifier believes a name dated in the future
         same = [n for n in same if not (n.at and naming.at) or n.at <= naming.at + CLOCKS_APART]
         # only the last name counts: one that covers an older evidence set would hide the newer
         last = max(same, key=lambda n: n.at.timestamp() if n.at else 0, default=None)
@@ -238,7 +238,7 @@ def for_cosign(
 def _under_tag(
     subject: Document, suffix: str, found: Sequence[Descriptor], new: Sequence[cosign.Content]
 ) -> Attachment:
-    """An image as cosign stores things: layers that were found, then new ones."""
+    """An image as cosign stores things: the layers found, then new ones."""
     # the annotation is the signature: the same payload by another key is another layer
     known = [(d.digest, d.annotations) for d in found]
     fresh = tuple(c for c in new if (sha256_of(c.data), c.annotations) not in known)

@@ -1,6 +1,6 @@
-"""Clearing a repository: what no kept tag and no evidence of a kept image reaches.
+"""Clears a repository of what no kept tag and no evidence of a kept image reaches.
 
-First a plan from reading only; an error while reading ends it before anything is deleted. A
+First plans by reading only; an error while reading ends it before it deletes anything. A
 registry lists tags but not manifests, so manifests without a tag are known only where an index,
 a referrer or this store's own memory names them.
 """
@@ -85,7 +85,7 @@ def plan_gc(
         return reached
 
     kept = reach(named[t].digest for t in chosen)
-    # everything that can be found and is not kept goes
+    # deletes everything that it finds and does not keep
     seen = KnownRepository(store, repository).manifests
     gone = reach([*(d.digest for d in named.values()), *seen]) - kept
 

@@ -1,7 +1,7 @@
 """What this store has seen in repositories of registries.
 
-Used to mount a layer from another repository instead of sending it, and to find manifests without
-a tag. It is a memory only: where a registry disagrees, the registry is right.
+It helps to mount a layer from another repository instead of sending it, and to find manifests
+without a tag. It is a memory only: where a registry disagrees, the registry is right.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class KnownRepository:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Held while a repository is published to or cleared; logs where it has to wait."""
+        """Locks a repository for a publish or a cleanup; logs if it has to wait."""
         lock = f"published-{self._key[:32]}"
         if not is_free(self._store.root / "locks" / lock):
             log.say(f"Another command works on {self._registry}/{self._name}; waiting for it")
@@ -61,7 +61,7 @@ class KnownRepository:
     def forget(self, manifests: Iterable[str]) -> None:
         """Remove deleted manifests; the registry's garbage collection may remove their blobs."""
         with self._store.locked("published"):
-            # whether blobs are still there is not known any more
+            # nobody knows any more whether the blobs are still there
             self._keep([], sorted(set(self._seen().manifests) - set(manifests)))
 
     def elsewhere(self) -> dict[str, str]:

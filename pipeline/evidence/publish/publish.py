@@ -46,7 +46,7 @@ class ImageUpload:
 
     @property
     def documents(self) -> list[Document]:
-        """In the order in which they may be pushed: images before an index over them."""
+        """The documents in the order of a push: images before an index over them."""
         return list({d.digest: d for d in [*self.images.values(), self.root]}.values())
 
 
@@ -66,7 +66,7 @@ def plan_upload(store: Store, built: list[Built], *, index: bool = False) -> Ima
     blobs = []
     for blob, image in {d.digest: (d, i) for i in images.values() for d in i.blobs}.values():
         path, part = store.blob_path(blob.digest), image.part(blob.digest)
-        # seen before the first byte is sent; the registry checks the digest
+        # found before the first byte is sent; the registry checks the digest
         if not path.is_file():
             raise StoreDamaged(f"{part} is missing: there is no {path}")
         if (size := path.stat().st_size) != blob.size_bytes:
@@ -108,7 +108,7 @@ class PublishOrder:
     proved: Sequence[Proof] = ()
     attachments: Sequence[Attachment] = ()
     ungated_reason: str | None = None
-    bundle: EvidenceBundle | None = None  # none: published without evidence, as asked
+    bundle: EvidenceBundle | None = None  # none: publish without evidence, as asked
     jobs: int = 4
 
     @property
@@ -152,7 +152,7 @@ def push_with_evidence(store: Store, order: PublishOrder) -> Published:
 
 
 def rehearse(order: PublishOrder) -> Published:
-    """What a publish would send; nothing is written."""
+    """Says what a publish would send; writes nothing."""
     start, missing = time.monotonic(), find_missing(order)
     size_bytes = sum(b.size_bytes for b in missing)
     done = _published(order, ["sent"] * len(missing), size_bytes, time.monotonic() - start)
@@ -160,7 +160,7 @@ def rehearse(order: PublishOrder) -> Published:
 
 
 def find_missing(order: PublishOrder) -> list[LocalBlob]:
-    """The blobs that the registry lacks; the largest first, so that none is waited for last."""
+    """The blobs that the registry lacks, the largest first, so that no large one comes last."""
     repository, blobs = order.repository, order.shipment.blobs
     found = repository.client.each(
         order.jobs, blobs, lambda b: repository.has_blob(b.digest, b.size_bytes)

@@ -89,7 +89,7 @@ def bill_of(checkout: Checkout, store: Store, built: Built) -> Bill:
     trees = inventory.trees_of(store, built)
     toolchains = inventory.toolchains_of(trees)
     sources = [inventory.source_files(tree.plan) for tree in trees]
-    # files of the checkout that took part in compiling, beyond those in the image
+    # files of the checkout that went into compiling, beyond those in the image
     compiling = [file for own in sources for file in own]
     compiling += [file for x in toolchains for file in inventory.own_files(checkout, x.plan)]
     known = {file.path for file in files}

@@ -73,7 +73,7 @@ def readable(folder: Path) -> dict[str, Envelope]:
 def sign_and_keep(
     store: Store, folder: Path, name: str, statement: Statement, signers: Sequence[Signer]
 ) -> Envelope:
-    """Sign and keep a statement; an equal one that is kept already gets one more signature."""
+    """Sign and keep a statement; add a signature to an equal one that is already kept."""
     path = folder / f"{name}{SUFFIX}"
     # two people who sign at the same time must not lose each other's signature
     with store.locked(f"records-{folder.name}"):
@@ -127,7 +127,7 @@ def set_statement(
 
 
 def read_set(statement: Statement) -> EvidenceSet:
-    """A set of unknown origin as a closed value."""
+    """Checks a set of unknown origin and returns it as a closed value."""
     claims = check_predicate(EVIDENCE_SET, statement.predicate)
     assert isinstance(claims, EvidenceSet)
     return claims
@@ -136,7 +136,7 @@ def read_set(statement: Statement) -> EvidenceSet:
 def keep_set(
     store: Store, folder: Path, statement: Statement, signers: Sequence[Signer]
 ) -> Envelope:
-    """Keep a set instead of the earlier one, dated later than it: the latest one counts."""
+    """Replace the earlier set by one that is dated later: the latest one counts."""
     before, now = read_kept_envelope(folder / f"{NAME}{SUFFIX}"), statement.recorded
     # clocks with whole seconds give two sets of one build the same time
     if before and now and before.statement.has_happened(now) and before.statement.recorded:

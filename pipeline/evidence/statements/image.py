@@ -1,4 +1,4 @@
-"""All evidence of a built image and of its rebuild: stated, signed and kept beside it."""
+"""States, signs and keeps all evidence of a built image and of its rebuild."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def record_image(
     *,
     spdx: bool = False,
 ) -> dict[str, Envelope]:
-    """State, sign and keep everything, and last the set of it all; envelopes by name."""
+    """State, sign and keep everything, the set last; return the envelopes by name."""
     with log.watched(f"Stating what {built.name} is made of"):
         statements = image_statements(checkout, store, built, when, spdx=spdx)
         return keep_all(store, built, statements, signers, when)

@@ -190,7 +190,7 @@ class ImageTree:
 
 
 def objects_origin(run: Mapping[str, Any]) -> str:
-    """Where the objects of a tree came from, as far as it is known."""
+    """Where the objects of a tree came from, as far as known."""
     objects, taken = run["objects"], run.get("taken")
     if taken:
         signed_by = ", ".join(str(x)[:19] + "…" for x in taken["signed_by"])

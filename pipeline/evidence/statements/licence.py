@@ -64,7 +64,7 @@ class Licence:
 
 
 def wheel_licence(metadata: bytes) -> Licence:
-    """From a wheel's METADATA: the expression, else the free text, else the classifiers."""
+    """Reads a wheel's METADATA: the expression, else the free text, else the classifiers."""
     # without the description, which is long and says nothing here
     head = _BLANK_LINE.split(metadata, maxsplit=1)[0]
     # it skips lines that it cannot parse: metadata of old wheels is often not quite valid
@@ -98,7 +98,7 @@ def wheel_licence(metadata: bytes) -> Licence:
 
 
 def source_licence(text: str) -> Licence:
-    """Of a source that is compiled here: as its source.yaml states it."""
+    """The licence of a source that we compile, as its source.yaml states it."""
     reason = "source.yaml; what the source vendors may have others"
     if expression := _expression(text):
         return Licence(expression, reason=reason)
@@ -113,13 +113,13 @@ def _expression(text: str) -> str | None:
 
 
 def _short(text: str, longest: int = _LONGEST_NAME) -> str:
-    """A free text as a name: its first line, not the whole licence."""
+    """Shortens a free text to a name: its first line, not the whole licence."""
     first = next((line.strip() for line in plain(text).split("\n") if line.strip()), "")
     return first if len(first) <= longest else first[:longest] + "…"
 
 
 def deb_licence(copyright_file: bytes) -> Licence:
-    """From a .deb's copyright file, where it is in the machine-readable format."""
+    """Reads a .deb's copyright file, if it is in the machine-readable format."""
     # some are older than UTF-8; the names of licences are ASCII
     text = copyright_file.decode("utf-8", errors="replace")
     # older drafts of the format had the longer name

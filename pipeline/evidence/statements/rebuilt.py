@@ -1,4 +1,4 @@
-"""Building again from nothing: identical, equivalent, or the first byte that differs."""
+"""Compares a rebuild from nothing: identical, equivalent, or the first byte that differs."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ def compare_builds(
 
 
 def first_difference(was: bytes, now: bytes) -> str:
-    """Where two files differ first, or the shorter one ends; of an ELF file also the section."""
+    """Where two files first differ, or the shorter one ends; for an ELF file also the section."""
     at, high = 0, min(len(was), len(now))
-    # halved rather than walked: a program has a hundred million bytes
+    # bisects instead of walking: a program has a hundred million bytes
     while at < high:
         middle = (at + high + 1) // 2
         if was[at:middle] == now[at:middle]:
@@ -99,7 +99,7 @@ def first_difference(was: bytes, now: bytes) -> str:
     if was.startswith(elf.MAGIC64) and at < elf.HEAD_BYTES:
         inside = "the ELF header"
     elif was.startswith(elf.MAGIC64):
-        with suppress(elf.Unreadable):  # of a damaged program only the byte is named
+        with suppress(elf.Unreadable):  # for a damaged program, only the byte is named
             header = elf.read_header(was[: elf.HEAD_BYTES], len(was))
             sections = elf.read_sections(header, lambda x, size: was[x : x + size], len(was))
             names = [x.name for x in sections if x.name and x.offset <= at < x.end]

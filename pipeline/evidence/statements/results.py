@@ -98,7 +98,7 @@ class RunResult(_Result):
     )
 
     def summary(self) -> str:
-        """How far the image was proved by it, for people."""
+        """How far the run proves the image, for people."""
         return summary_of(self.kind, self.recipe, self.verdict, self.last_good)
 
 

@@ -141,10 +141,10 @@ def _kept_digest(path: Path) -> str | None:
 def sign_stated(
     checkout: Checkout, store: Store, built: Built, signer: Signer
 ) -> dict[str, SigningProblem]:
-    """Sign the statements of an image if they still match it; the names of those that do not.
+    """Sign the statements of an image if they still match it; names those that do not.
 
-    Each that can be made again is compared with the kept one, all but the time. One that is
-    wrong, or cannot be judged, keeps the others from being signed: the set is theirs together.
+    Makes each again where it can, and compares all but the time with the kept one. If one is
+    wrong, or cannot be judged, it signs none: they share one set.
     """
     from pipeline.evidence.statements.image import image_statements, keep_all
 
@@ -169,7 +169,7 @@ def sign_stated(
     if NAME in stored and stored[NAME].statement.core() != every.core():
         problems[NAME] = SigningProblem.OTHER_SET
     if not problems:
-        # the kept ones, with their own times: they were made then
+        # the kept ones, with the times at which they were made
         statements = {name: e.statement for name, e in stored.items() if name in true}
         _remember(checkout, store, built, keep_all(store, built, statements, [signer], when))
     return problems

@@ -1,7 +1,7 @@
 """Libraries that wheels carry inside, by the bills that wheels ship of them (PEP 770).
 
-auditwheel, maturin and others write `*.dist-info/sboms/*.json` as CycloneDX or SPDX. They are texts
-of others: what cannot be read is named, and keeps nobody from making an image's own bill.
+auditwheel, maturin and others write `*.dist-info/sboms/*.json` as CycloneDX or SPDX. Others write
+them: an unreadable one is named, and does not prevent an image's own bill.
 https://peps.python.org/pep-0770/
 """
 
@@ -50,7 +50,7 @@ NONE_INSIDE = Vendored()
 
 
 def listed_components(body: dict[str, Any], depth: int = 0) -> Iterator[dict[str, Any]]:
-    """Every component of a CycloneDX bill, also of those inside others; each an object."""
+    """Every component of a CycloneDX bill, nested ones too; each is an object."""
     components = body.get("components") or []
     if not isinstance(components, list) or depth > _MOST_DEPTH:
         raise RecordInvalid("bill of materials: its components are no list, or nested too deep")
@@ -66,7 +66,7 @@ def vendored_in(store: Store, parts: Sequence[ImagePart]) -> dict[str, Vendored]
     found: dict[str, Vendored] = {}
     for layer in {x.layer.record.digest: x.layer.record for x in parts if x.is_wheel}.values():
         owners = {x.pin.name: x.purl for x in parts if x.layer.record == layer and x.is_wheel}
-        # other suffixes are bills, too; they are named as not read
+        # files with other suffixes are bills, too; they are listed as not read
         rows = [r for end in (".json", ".xml", ".spdx") for r in store.find_rows(layer, end)]
         for row in sorted(r for r in rows if _FOLDER in r.path and r.kind == Kind.FILE):
             purl = owners.get(row.owner)

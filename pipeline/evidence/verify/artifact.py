@@ -64,7 +64,7 @@ class Artifact:
 
 
 def open_file(path: Path) -> Artifact:
-    """A plain file by its bytes; a pipe or a device never ends."""
+    """Opens a plain file; refuses a pipe or a device, which never ends."""
     if not path.is_file():
         raise EvidenceBroken(f"{path}: is not a plain file", "Name a file, a folder or an image.")
     return Artifact(str(path), sha256_of_file(path), size_bytes=path.stat().st_size)
@@ -81,7 +81,7 @@ def open_image(blobs: Path, digest: str, title: str, size_bytes: int | None = No
     # last, as it takes longest: an image that contradicts itself is refused before
     # an image may have one layer twice
     layers = {x.digest: x for x in manifest.layers}
-    # the largest first: started last, it would be waited for alone
+    # the largest first: started last, it would run alone at the end
     ranked = sorted(layers.values(), key=lambda x: x.size_bytes, reverse=True)
     wrong: dict[str, str] = {}
     with log.progress("read", sum(x.size_bytes for x in ranked)) as bar:
@@ -266,7 +266,7 @@ def _blob(blobs: Path, digest: str, what: str) -> Path:
 
 
 def _require_inside(root: Path, path: Path) -> None:
-    """Plain files and folders all the way: a link could show bytes from elsewhere."""
+    """Require plain files and folders all the way: a link could show bytes from elsewhere."""
     below = path.relative_to(root)
     for place in (root / each for each in [*reversed(below.parents[:-1]), below]):
         try:

@@ -58,7 +58,7 @@ from pipeline.images.spec.checkout import Checkout
 
 @dataclass(frozen=True)
 class VerifyContext:
-    """What evidence is judged by: trusted keys, a checkout, the time, and how deep to read."""
+    """What to judge evidence by: trusted keys, a checkout, the time, and how deep to read."""
 
     trust: Trust | None
     checkout: Checkout | None
@@ -83,7 +83,7 @@ def judge_attached(
     *,
     is_named: bool = False,
 ) -> JudgedEvidence:
-    """An image with its attached evidence; `is_named` where an index over it has a signed name."""
+    """Judges an image with its evidence; `is_named` if an index over it has a signed name."""
     # names are judged after statements: they must cover one of the believed sets
     judged = walk_evidence(artifact, attached.items, context.trust, context.checkout, context.now)
     names, doubts = naming.believed_names(attached.signatures, context.trust, context.now)
@@ -135,7 +135,7 @@ def _skipped(messages: Sequence[str]) -> list[Node]:
 def judge_remote(
     remote: RemoteImage, context: VerifyContext, more: Sequence[EvidenceItem] = ()
 ) -> Chain:
-    """All images that a reference names and, where it is a tag, whether the tag may name them."""
+    """Judges all images that a reference names and, for a tag, whether it may name them."""
     parts, own = [], []
     names: list[naming.TrustedName] = []
     # an index has a signed name of its own, and no statements
@@ -331,7 +331,7 @@ class Policy(Frozen):
     require: list[Kind] = []
     keys: list[Digest] | None = Field(default=None, description="only these keys count")
     signatures: Annotated[int, Field(ge=1, le=16)] = 1
-    # a hundred years; what a date can no longer hold would be no bound
+    # a hundred years; a bound that no date can hold would be none
     max_age_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
     gates: dict[Name, Least] = {}
     audit: AuditPolicy | None = None
@@ -344,8 +344,8 @@ def read_policy(path: Path) -> Policy:
 
 
 def judge_policy(policy: Policy, judged: JudgedEvidence, now: datetime) -> Node:
-    """What the policy asks for and did not get; the walk's own verdict counts besides."""
-    # a policy may ask for two people: signatures by the same key count once
+    """What the policy asks for and did not get; the walk's own verdict counts, too."""
+    # a policy may ask for two people: several signatures by one key count once
     counted = [
         b
         for b in judged.believed

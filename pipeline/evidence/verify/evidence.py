@@ -1,7 +1,7 @@
-"""Collecting evidence: envelopes beside an artifact, and everything attached to an image.
+"""Collects evidence: envelopes beside an artifact, and everything attached to an image.
 
-Every user who may push can attach anything to an image. Evidence of another image, or of an unknown
-kind, is skipped and named; evidence of this image that cannot be read breaks the chain.
+Every user who may push can attach anything to an image. We skip and name evidence of another image
+or of an unknown kind; evidence of this image that cannot be read breaks the chain.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EvidenceItem:
 
 
 def read_item(name: str, data: bytes) -> EvidenceItem:
-    """Bytes of unknown origin as evidence; a file's name can be as hostile as its bytes."""
+    """Parses bytes of unknown origin; a file's name can be as hostile as its bytes."""
     name = plain(name).replace("\n", " ")
     try:
         return EvidenceItem(name, read_envelope(data, name))
@@ -53,9 +53,9 @@ def read_item(name: str, data: bytes) -> EvidenceItem:
 
 
 def distinct(items: Sequence[EvidenceItem]) -> list[EvidenceItem]:
-    """Without envelopes whose statement is also there with the same signatures and more.
+    """Drops envelopes whose statement is also there with the same signatures and more.
 
-    A registry keeps a statement also as it was before a second key signed it.
+    A registry also keeps a statement as it was before a second key signed it.
     """
 
     def is_less(one: EvidenceItem, other: EvidenceItem) -> bool:
@@ -86,7 +86,7 @@ def gather_envelopes(places: Sequence[Path]) -> list[EvidenceItem]:
         raise RecordInvalid(f"{len(paths)} pieces of evidence, more than {MOST_FILES}")
     items = []
     for path in paths:
-        # a pipe would be waited for, and a link may lead out of the folder
+        # reading a pipe would block, and a link may lead out of the folder
         if stat.S_ISREG(path.lstat().st_mode):
             items.append(read_item(path.name, read_bounded(path, MAX_BYTES)))
         else:

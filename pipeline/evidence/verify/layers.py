@@ -31,7 +31,7 @@ _TRUST = "`sm120 evidence trust-key FILE.pub` trusts a key; without --layers-fro
 
 @dataclass(frozen=True)
 class OfferedLayer:
-    """The layer of a tree in a registry, as a trusted key states it; its bytes were not read."""
+    """The layer of a tree in a registry, as a trusted key states it; its bytes are still unread."""
 
     repository: Repository
     record: LayerRecord

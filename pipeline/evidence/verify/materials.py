@@ -29,7 +29,7 @@ _Locks = Mapping[str, ImageLock | str]
 def judge_materials(
     made: Provenance, artifact: Artifact, checkout: Checkout | None, trust: Trust | None = None
 ) -> tuple[Node, ...]:
-    """Every claim of the provenance against the image and the checkout."""
+    """Compares every claim of the provenance with the image and the checkout."""
     # only a rebuild proves that the builder which it claims gives the same again
     run, code = made.run.builder, made.definition.internal.builder_code
     versions = ", ".join(f"{name} {v}" for name, v in sorted(run.version.items()))
@@ -229,7 +229,7 @@ def _files(made: Provenance, checkout: Checkout) -> Node:
 
 
 def _base(made: Provenance, locks: _Locks, artifact: Artifact, trust: Trust | None) -> list[Node]:
-    """Nothing for images on a root of our own; else the foreign base, as far as it is known."""
+    """Judges the foreign base, as far as it is known; nothing for images on our own root."""
     images = made.definition.external.images.items()
     foreign = {name: parse_foreign(str(each.spec.get("base") or "")) for name, each in images}
     specified = [(name, spec) for name, spec in foreign.items() if spec]

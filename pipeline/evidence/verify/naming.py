@@ -67,10 +67,10 @@ def believed_names(
 def judge_names(
     digest: str, names: Sequence[TrustedName], sets: Collection[str] = ()
 ) -> list[Node]:
-    """A trusted signature that is about another image does not belong to this one.
+    """Judges the names that trusted keys signed; one about another image is broken.
 
-    The last name that a key gave under a reference must have the set of evidence that it was given
-    with; earlier ones were given with sets that may have been replaced since.
+    The last name that a key gave under a reference must have the set of evidence it came with;
+    the sets of earlier names may have been replaced since.
     """
     nodes = []
     for name in names:

@@ -27,7 +27,7 @@ from pipeline.evidence.verify.naming import TrustedName, believed_names
 
 # https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md
 _SIGNATURE_TAG = re.compile(r"sha256-([0-9a-f]{64})\.sig")
-# Looked through for the image that a tag was signed for, when it names another one now.
+# Searched for the image that a tag was signed for, if the tag now names another one.
 _MOST_OTHERS = 500
 
 
@@ -49,7 +49,7 @@ class RemoteImage:
 def open_remote(
     repository: Repository, reference: ImageReference, platform: str | None
 ) -> RemoteImage:
-    """Resolve a reference; of a tag with a digest both are read, and compared later."""
+    """Resolve a reference; for a tag with a digest, read both and compare them later."""
     at_tag = repository.manifest(reference.tag) if reference.tag else None
     root = repository.manifest(reference.digest) if reference.digest else at_tag
     if root is None:
@@ -64,7 +64,7 @@ def open_remote(
 
 
 def open_remote_image(remote: RemoteImage, image: Document, *, deep: bool, jobs: int) -> Artifact:
-    """An image's manifest and config; its layers are asked for or, when `deep`, read."""
+    """Read an image's manifest and config; look for its layers or, if `deep`, read them."""
     repository = remote.repository
     title = str(repository)
     require_manifest(image, title)
@@ -92,7 +92,7 @@ def open_remote_image(remote: RemoteImage, image: Document, *, deep: bool, jobs:
 
 
 def attached_to(remote: RemoteImage, image: Document, jobs: int) -> AttachedEvidence:
-    """Evidence by referrers, fallback tag and cosign's tags; what does not belong is named."""
+    """Collect evidence by referrers, fallback tag and cosign's tags; name what does not belong."""
     repository, strays = remote.repository, []
     documents: list[Document] = []
     listed = everything_listed(repository, image.digest)

@@ -94,7 +94,7 @@ class JudgedRun:
 def judge_bench_run(
     folder: Path, items: Sequence[EvidenceItem], context: VerifyContext
 ) -> JudgedRun:
-    """Computes the numbers of a run again, and tells who signed them."""
+    """Computes the numbers of a run again, and says who signed them."""
     try:
         found = read_run_on_disk(folder)
     except errors.RunInvalid as error:
@@ -133,7 +133,7 @@ def judge_bench_run(
 def judge_file_statement(
     item: EvidenceItem, predicate_type: str, about: str, context: VerifyContext, compare: Compare
 ) -> JudgedEvidence:
-    """One envelope beside a file that must be of this type; `about` names what such state."""
+    """Judges an envelope beside a file; it must be of this type, about what `about` names."""
     if item.envelope is None:
         return JudgedEvidence(broken(item.name, item.error))
     statement = item.envelope.statement
@@ -163,7 +163,7 @@ def _signed_file(title: str, file: str, digest: str, statement: Statement, how: 
 
 
 def _numbers(run: BenchRun, found: RunOnDisk) -> Node:
-    """Every metric computed again from the raw requests."""
+    """Computes every metric again from the raw requests."""
     title = "numbers"
     if found.unreadable:
         return changed_node(title, found.unreadable)
@@ -194,7 +194,7 @@ def _numbers(run: BenchRun, found: RunOnDisk) -> Node:
 
 
 def _inputs(run: BenchRun, sources: RunInputs, context: VerifyContext) -> list[JudgedEvidence]:
-    """Each thing that the run names; one that is not found is missing, and never valid."""
+    """Judges each thing that the run names; one that it cannot find is missing, never valid."""
     client = f"{run.client.name} {run.client.version} {run.client.digest}"
     recipe = incomplete("recipe", "the run was not served from a recipe")
     name, digest = run.inputs.recipe_name, run.inputs.recipe
@@ -300,7 +300,7 @@ def _host(digest: str | None, sources: RunInputs, context: VerifyContext) -> Jud
     path = next((p for p in _facts_files(sources, context) if sha256_of_file(p) == digest), None)
     if path is None:
         for other in _facts_files(sources, context):
-            # a statement of those facts, beside a file that is another one by now
+            # a statement of those facts, beside a file that has changed since
             about = other.with_name(other.name.removesuffix(SUFFIX))
             (item,) = gather_envelopes([other]) if about != other and about.is_file() else (None,)
             if item and item.envelope and item.envelope.statement.is_about(digest):

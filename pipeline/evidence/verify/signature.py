@@ -170,7 +170,7 @@ class SetJudge:
             signed_again = any(key.id in claimed for x in self._current for key in x.keys)
             may_go = again and signed_again and not is_final
             return "is dated in the future and does not count" if may_go else ""
-        # untrusted beside trusted: judged as it is, and no set of ours speaks of it
+        # untrusted beside trusted: judged as it is, and no set of ours lists it
         if opened not in self._counted:
             return ""
         if holds_set(opened.envelope):

@@ -32,7 +32,7 @@ _MOST_IMAGES = 20  # that stand on each other; far above any chain of ours
 
 
 def judge_pin(resource: Resource, pin: Pin, purl: str) -> Node:
-    """A package is recorded with the name, version and size of its pin."""
+    """Checks that a package is recorded with the name, version and size of its pin."""
     kind = "deb/debian" if isinstance(pin, DebPin) else "pypi"
     # qualifiers of a package URL repeat the rest
     recorded = [resource.name, unquote(purl.partition("?")[0])]
@@ -47,7 +47,7 @@ def judge_pin(resource: Resource, pin: Pin, purl: str) -> Node:
 def judge_trees(
     provenance: Provenance, artifact: Artifact, checkout: Checkout | None
 ) -> list[Node]:
-    """Nothing for images without compiled trees; else each of them with all it was made of."""
+    """Judges each compiled tree with all that it was made of; nothing for images without any."""
     recorded = (*provenance.trees, *provenance.archives, *provenance.toolchains)
     try:
         if not _wanted(provenance) and not recorded and not provenance.build_time:
@@ -58,7 +58,7 @@ def judge_trees(
         while isinstance(current, str) and current in external.images and len(chain) < _MOST_IMAGES:
             chain.insert(0, current)
             current = external.images[current].spec.get("base")
-        # all inputs of the image, put together again, give the digest that its manifest names
+        # all inputs of the image, put together again, must give the digest that its manifest names
         key: str | None = None
         files = _file_digests(provenance)
         trees = {tree.uri: tree for tree in provenance.trees}

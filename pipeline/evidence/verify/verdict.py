@@ -58,7 +58,7 @@ _ERRORS: dict[Verdict, type[errors.PipelineError]] = {
 
 
 def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict on all together; none at all is incomplete, never valid."""
+    """The worst of all verdicts; none at all is incomplete, never valid."""
     return max(verdicts, key=_RANK.__getitem__, default=Verdict.INCOMPLETE)
 
 
@@ -113,7 +113,7 @@ def incomplete(title: str, message: str) -> Node:
 
 
 def stale(title: str, message: str) -> Node:
-    """A check whose evidence holds, but of which something has changed since."""
+    """A check whose evidence holds, although something has changed since."""
     return Node(title, Verdict.STALE, message)
 
 

@@ -66,12 +66,12 @@ def walk_evidence(
     gates_may_wait: bool = False,
     only: str | None = None,
 ) -> JudgedEvidence:
-    """All evidence of an artifact, judged.
+    """Judges all evidence of an artifact.
 
     `only`: the one predicate type that says anything about such an artifact. A key may be trusted
     for other kinds alone, and must not vouch by a statement of those.
-    `gates_may_wait`: an image that was built here and is not published yet. That its gates have
-    not run is shown; a gate result that was removed is still missed by the set.
+    `gates_may_wait`: for an image that was built here and is not published yet. It shows that gates
+    have not run; the set still misses a gate result that somebody removed.
     """
     title = f"{artifact.title} {artifact.digest}"
     if not items:
@@ -124,7 +124,7 @@ def walk_evidence(
 def _open(
     item: EvidenceItem, artifact: Artifact, trust: Trust | None, now: datetime, only: str | None
 ) -> Opened | Node:
-    """Judges the signatures and the subject of an envelope; a node where that ends it."""
+    """Judges the signatures and the subject of an envelope; a node if that settles it."""
     envelope = item.envelope
     if envelope is None:
         return broken(item.name, item.error)
@@ -255,7 +255,7 @@ def _missing(
     if made is None:
         return [incomplete("provenance", "no statement names what it was made of")]
     external = made.definition.external
-    # the check of each statement says whether it passed; this only asks whether there is one
+    # each statement's own check says whether it passed; this only asks whether there is one
     tests = [x.test for x in counted]
     judged = {(test.gate, test.card) for test in tests if test}
     wanted = external.images[external.image].required_results

@@ -31,7 +31,7 @@ def judge_weights(
     items: Sequence[EvidenceItem],
     context: VerifyContext,
 ) -> JudgedEvidence:
-    """Files against the lock, then signature and records against both."""
+    """Compares files with the lock, then signature and records with both."""
     lock = place.lock
     artifact = Artifact(lock.name, set_digest(lock), size_bytes=lock.size_bytes)
     nodes = [_lock(place, context), _files(place, neighbours, deep=context.deep)]

@@ -60,7 +60,7 @@ FILES = (
     "/sys/class/dmi/id/board_name",
     "/sys/class/dmi/id/board_vendor",
     "/sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor",
-    # what /proc/cpuinfo says of sockets and cores on x86 alone
+    # what /proc/cpuinfo tells about sockets and cores only on x86
     "/sys/devices/system/cpu/cpu[0-9]*/topology/physical_package_id",
     "/sys/devices/system/cpu/cpu[0-9]*/topology/thread_siblings_list",
     "/sys/devices/system/node/node[0-9]*/cpulist",
@@ -156,7 +156,7 @@ def _read(path: str) -> dict[str, str]:
 
 
 def _output(name: str, argv: list[str], live: bool) -> dict[str, Any]:
-    """The output of a program; one that could not even be killed is not started again."""
+    """Return a program's output; never restart one that could not be killed."""
     if not live:
         return {"unknown": "not run: this is a copied tree"}
     program = shutil.which(argv[0])

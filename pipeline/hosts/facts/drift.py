@@ -1,4 +1,4 @@
-"""Which facts of a host differ from its record; fields that change by themselves are marked so."""
+"""Which facts of a host differ from its record, but for fields that change by themselves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_recorded_facts(path: Path) -> HostFacts:
 
 
 def compare_facts(before: HostFacts, after: HostFacts) -> list[Difference]:
-    """Every field that differs, but for those declared volatile."""
+    """List every field that differs, except those declared volatile."""
     return list(_model("", before, after))
 
 
@@ -62,7 +62,7 @@ def _value(path: str, before: Any, after: Any) -> Iterator[Difference]:
 
 
 def _keyed(values: list[Any]) -> dict[str, Any]:
-    """Lists by the name of each entry, so that one more does not change all others."""
+    """Key a list by its entries' names, so that one more does not change all others."""
     keys = []
     for place, value in enumerate(values):
         # cards by their address: an index changes with the number of cards

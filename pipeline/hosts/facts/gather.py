@@ -1,4 +1,4 @@
-"""From a captured machine to its facts: the cards, the kernel's side of them, the machine around.
+"""Turn a captured machine into facts: the cards, the kernel's view of them, the machine around.
 
 smi.py reads the cards, pci.py the bus between them.
 """
@@ -41,7 +41,7 @@ _ARM_PARTS = {
 
 
 def gather_facts(capture: Capture, name: str | None = None) -> HostFacts:
-    """All facts; a value that is missing has its reason."""
+    """Gather all facts; give a reason for each missing value."""
     vendor, board = (capture.text(f"/sys/class/dmi/id/board_{x}") for x in ("vendor", "name"))
     if isinstance(vendor, str) and isinstance(board, str):
         board = f"{vendor} {board}"
@@ -170,9 +170,9 @@ def _driver(capture: Capture) -> Driver:
 
 
 def _xids(capture: Capture) -> Known[list[Xid]]:
-    """Errors by card and kind: from the journal where it is kept, else since boot."""
+    """Count errors by card and kind: from the journal if there is one, else since boot."""
     logs = [capture.output(name) for name in ("journal", "dmesg")]
-    # the first alone: dmesg repeats what the journal has, and errors are counted
+    # only the first: dmesg repeats the journal, which would count errors twice
     text = next((x for x in logs if not isinstance(x, Unknown)), logs[-1])
     journal = capture.commands.get("journal")
     # journalctl --grep ends with 1 and without output when nothing matches: there are no Xids
@@ -223,7 +223,7 @@ def _cpu(capture: Capture) -> Cpu:
         return {path: text for path, text in texts.items() if isinstance(text, str)}
 
     def differing(*fields: str) -> int:
-        """How many processors differ in these fields; none where one lacks them."""
+        """How many processors differ in these fields; 0 if one lacks them."""
         values = [tuple(x.get(name) for name in fields) for x in processors]
         return 0 if any(None in x for x in values) else len({*values})
 

@@ -1,4 +1,4 @@
-"""Removes from a captured machine what identifies it or its owner; the facts stay readable.
+"""Removes what identifies a captured machine or its owner; the facts stay readable.
 
 The same value gets the same placeholder everywhere, so that what belonged together still does.
 """
@@ -47,7 +47,7 @@ class _Placeholders:
     def text(self, text: str) -> str:
         def tag(match: re.Match[str]) -> str:
             name, value = match[1], match[2].strip()
-            # a UUID is replaced below, by the placeholder that it has in other places, too
+            # replaced below, by the UUID's placeholder from other places
             if value in _NO_VALUE or _UUID.search(value):
                 return match[0]
             return f"<{name}>{self.name(name, value)}</{name}>"
@@ -61,7 +61,7 @@ class _Placeholders:
 
 
 def redact_capture(capture: Capture) -> Capture:
-    """The same machine without serial numbers, UUIDs, names, addresses and other arguments."""
+    """Remove serial numbers, UUIDs, names, addresses and other arguments."""
     placeholders = _Placeholders()
     files = {}
     for path, file in capture.files.items():

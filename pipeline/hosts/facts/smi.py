@@ -93,7 +93,7 @@ def read_field(text: str, path: str) -> Known[str]:
 
 
 def plain_address(bus_id: str) -> str:
-    """00000000:C1:00.0, as the driver writes it, to 0000:c1:00.0, as the kernel does."""
+    """Turn the driver's 00000000:C1:00.0 into the kernel's 0000:c1:00.0."""
     domain, rest = bus_id.split(":", 1)
     return f"{int(domain, 16):04x}:{rest.lower()}"
 
@@ -174,7 +174,7 @@ def _gpu(index: int, card: Element, capabilities: Known[dict[str, str]]) -> Gpu:
 
 
 def read_matrix(text: str, *, peers: bool = False) -> Known[dict[str, str]]:
-    """Card pairs `0-1` to the entry between them; links must agree in both directions."""
+    """Map card pairs `0-1` to their entry; links must agree in both directions."""
     lines = [_ESCAPES.sub("", line).split() for line in text.splitlines()]
     columns = sum(bool(_NAME.match(x)) for x in next((x for x in lines if "GPU0" in x), []))
     rows: dict[int, list[str]] = {}

@@ -1,4 +1,4 @@
-"""A captured machine: its files and the output of its programs, each read or the reason why not."""
+"""A captured machine: its files and its programs' output, each read or with a reason why not."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def read_capture(place: Path | None) -> Capture:
 
 
 def read_model(path: Path, model: type[Model], what: str, hint: str = "") -> Model:
-    """A file that anybody may have written, bounded in size and checked."""
+    """Read a file that anybody may have written: limit its size, and check it."""
     cause: Exception | None = None
     try:
         data = read_plain(path, MOST_BYTES)

@@ -1,4 +1,4 @@
-"""The facts that a signed statement carries: few enough to read, the rest is in the record."""
+"""The facts that a signed statement carries: few enough to read; the record has the rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.hosts.facts.model import HostFacts
 
 
 def summarise(facts: HostFacts) -> HostSummary:
-    """The predicate of a host-facts statement; facts that do not fit into one are refused."""
+    """Make the predicate of a host-facts statement; refuse facts that do not fit."""
     software, claimed = facts.software, facts.topology.peers_claimed
     # either may run the engine; a signed statement names all that there are
     engines = {"docker": software.docker, "podman": software.podman}

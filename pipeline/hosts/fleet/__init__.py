@@ -1,4 +1,4 @@
-"""Many hosts: plays are started, each host is reached once as root, and results are collected.
+"""Many hosts: start plays, reach each host once as root, and collect the results.
 
 In come an inventory and what its roles promised (ansible/promises.yml); out come records of facts
 and a `FleetResult`. host.promises stands after this part, so the caller hands its judge in. May

@@ -29,7 +29,7 @@ _PASSED = ("SSH_AUTH_SOCK", "USER", "LOGNAME", "TERM", "VIRTUAL_ENV")
 
 
 def ansible_program(name: str) -> str:
-    """A program of ansible-core: beside our Python, else on the path."""
+    """Find a program of ansible-core: next to our Python, else on the path."""
     # first, because a system's own Ansible on the path may be another version
     beside = Path(sys.executable).parent / name
     if beside.exists():
@@ -96,7 +96,7 @@ def stream_playbook(
 
 
 class _TaskReader:
-    """Which task runs, by the log that Ansible writes line by line."""
+    """Finds the running task in the log that Ansible writes line by line."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._read_bytes, self._task = path, 0, ""
@@ -164,7 +164,7 @@ def promises_of(
 
 
 def connection_of(checkout: Checkout, inventories: Sequence[str], host: str) -> HostConnection:
-    """How Ansible reaches one host of an inventory; the host itself is not asked."""
+    """Find out how Ansible reaches one host, without contacting it."""
     arguments = [x for each in inventories for x in ("--inventory", each)]
     with promises_of(checkout, [*arguments, "--limit", host], "connection.yml") as hosts:
         # a group's name, too, is a limit

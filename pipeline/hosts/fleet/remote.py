@@ -71,7 +71,7 @@ class Remote:
     def hang_up(self) -> None:
         """End the connection from another thread: commands that run or follow raise."""
         self._hung_up = True
-        # one that has ended may have left its number to another program
+        # another program may have the number of one that has ended
         if self._process is not None and self._process.poll() is None:
             with suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)

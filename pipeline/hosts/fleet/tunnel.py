@@ -1,6 +1,6 @@
 """One SSH connection to a host: forwards its sockets and ports, and runs its programs.
 
-All goes through one login (a ControlMaster of OpenSSH), as the login's own user and not as root.
+Everything goes through one login (an OpenSSH ControlMaster), as its own user and not as root.
 The connection ends with this program, however that ends: what runs on the host reads our pipe.
 """
 
@@ -22,7 +22,7 @@ from pipeline.hosts.fleet.remote import CONNECT_S, CommandResult, ssh_environmen
 
 LIMIT_S = 60.0
 _POLL_S = 0.05
-# logins can take seconds where a name is looked up first
+# logins can take seconds if they look up a name first
 _OPEN_S = CONNECT_S + 20.0
 # until the process of a connection that broke has gone: its sockets close a moment before
 _GRACE_S = 0.3
@@ -71,7 +71,7 @@ class Tunnel:
         return CommandResult(code=done.returncode, out=done.stdout, err=done.stderr)
 
     def forward(self, place: str) -> Path:
-        """A socket on this machine that leads to a socket or `address:port` of the host."""
+        """Open a local socket that leads to a socket or `address:port` of the host."""
         socket = self._folder / f"{next(self._numbers)}.sock"
         order = ["-O", "forward", "-L", f"{socket}:{place}"]
         done = proc.read([*self._ssh, *order, self.host], timeout_s=LIMIT_S)
@@ -81,7 +81,7 @@ class Tunnel:
         return socket
 
     def hang_up(self) -> None:
-        """End the connection from another thread: what goes through it raises."""
+        """End the connection from another thread: whoever uses it gets an error."""
         proc.end(self._process)
 
     def is_lost(self) -> bool:
@@ -95,7 +95,7 @@ class Tunnel:
 
 @contextmanager
 def open_tunnel(to: HostConnection) -> Iterator[Tunnel]:
-    """Log in, and log out when the block ends; an error after a lost connection says so."""
+    """Log in, and log out when the block ends; name a lost connection in its errors."""
     if to.kind not in ("ssh", "smart"):
         raise HostUnreached(
             f"{to.address}: ansible_connection {to.kind} is not supported, only ssh",

@@ -72,7 +72,7 @@ class HostResult(Frozen):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> Verdict:
-        """The worst of all that was judged; nothing judged is unknown."""
+        """`not reached`, else the worst of all verdicts; unknown if there are none."""
         if self.unreached is not None:
             return "not reached"
         return worst(self._verdicts(), "unknown")
@@ -112,7 +112,7 @@ class FleetResult(Frozen):
         return worst([host.verdict for host in self.hosts], "unknown")
 
 
-# host.promises.run.judge_promises
+# hosts.promises.run.judge_promises
 Judge: TypeAlias = Callable[[Promised, Remote, Known[HostFacts], Sequence[str]], list[Row]]
 
 
@@ -191,7 +191,7 @@ def verify_host(
 
 
 def captured_facts(host: str, run: Callable[[str], CommandResult]) -> Known[HostFacts]:
-    """The host's facts, captured by the code that captures this machine."""
+    """Read the host's facts with the code that captures this machine."""
     done = run(f"python3 -c {shlex.quote(one_line(Path(capture.__file__)))}")
     if done.code != 0:
         return unknown(f"the facts cannot be read: {done.message}")
@@ -204,7 +204,7 @@ def _one_line(text: str) -> str:
 
 
 def not_tested(why: str) -> runner.ProbeRow:
-    """In the place of function tests that did not run."""
+    """Make the row for function tests that did not run."""
     return runner.ProbeRow(
         check="functions", subject="cards", verdict="unknown", why=why, measured={}
     )
@@ -219,7 +219,7 @@ def run_functions(
 ) -> tuple[list[runner.ProbeRow], list[str]]:
     """Run the function tests on a host, in a container of an engine image that the host has.
 
-    Returns rows, and output in which known issues are recognised; nothing where no image is named.
+    Returns rows, and output to search for known issues; nothing if no image is named.
     """
     if image is None:
         return [], []
@@ -237,7 +237,7 @@ def run_functions(
     command = runner.container_command(
         image, folder, arguments, {}, worker=code, cards=cards, nccl=["@NCCL@"]
     )
-    # whether the host has NCCL settings is seen only on it, by the lines before
+    # the lines before check on the host whether it has NCCL settings
     run = shlex.join([engine, *command[1:]]).replace("@NCCL@", '"$@"')
     limit, settings, library = f"{runner.LIMIT_S:.0f}", runner.NCCL_SETTINGS, runner.NCCL_LIBRARY
     script = [
@@ -260,7 +260,7 @@ def run_functions(
     try:
         report = runner.parse_report(done.out, "the function tests")
     except FactsUnreadable:
-        # a script that was killed could not do it itself
+        # a killed script could not do it itself
         remote.run(_clean_up(engine), _CLEAN_UP_S)
         output = (done.err.strip() or done.out).decode(errors="replace")
         reason = runner.last_message(output)
@@ -269,7 +269,7 @@ def run_functions(
 
 
 def _clean_up(engine: str) -> str:
-    """Commands that remove the tests' container and folder, also those of an earlier run."""
+    """Commands that remove the tests' container and folder, even an earlier run's."""
     return f"{engine} rm --force {runner.CONTAINER} >/dev/null 2>&1; rm -rf {_FOLDER}"
 
 

@@ -57,7 +57,7 @@ class ProbeReport(Frozen):
     rows: list[ProbeRow]
 
     def lines(self) -> list[str]:
-        """The report as log lines, in which known issues are recognised."""
+        """The report as log lines, to search for known issues."""
         reasons = [f"{r.check} {r.subject}: {r.why}" for r in self.rows if r.why]
         output = [text for r in self.rows for text in r.measured.get("output", [])]
         return [*reasons, *(line for text in output for line in text.splitlines())]
@@ -84,7 +84,7 @@ def read_probe_rows(path: Path) -> list[ProbeRow]:
 def run_probes(
     python: str, arguments: Sequence[str], settings: dict[str, str] | None = None
 ) -> ProbeReport:
-    """Run them here; each of their processes has its own time limit."""
+    """Run the function tests here; each of their processes has its own time limit."""
     if shutil.which(python) is None:
         raise ProbeUnstarted(f"{python}: no such program")
     names = [n for n in os.environ if n.startswith(("NCCL_", "GLOO_", "OMP_"))]
@@ -145,7 +145,7 @@ def container_command(
     cards: Sequence[str] = _BY_CDI,
     nccl: Sequence[str] = (),
 ) -> list[str]:
-    """Nothing is pulled, no network; shared memory and locked pages as engines need them."""
+    """Pull nothing, allow no network; share memory and lock pages as engines need."""
     return [
         *("docker", "run", "--rm", "--name", name),
         # --ipc=host: Docker gives a container 64 MB of shared memory, too little for NCCL

@@ -1,4 +1,4 @@
-"""NCCL settings by measurement: each is tried under a time limit, the best per workload is kept."""
+"""NCCL settings by measurement: try each under a time limit, keep the best per workload."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def plan(*, full: bool = False, graph_file: str | None = None) -> list[Setting]:
 def sweep(
     settings: list[Setting], loads: list[ReduceWorkload], run: Runner, *, ranks: int, device: str
 ) -> Tuning:
-    """Try all; a setting that hangs, dies, gives wrong sums or no numbers is refused."""
+    """Try all settings; refuse one that hangs, dies, gives wrong sums or no numbers."""
     sizes = sorted({s for load in loads for s in load.sizes_kib})
     tried: list[Tried] = []
     for setting in settings:

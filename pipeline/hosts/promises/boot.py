@@ -1,4 +1,4 @@
-"""What a host boots with: the kernel's command line, and options of kernel modules."""
+"""What a host boots with: the kernel's command line and its modules' options."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def without_effect(wanted: Sequence[str], arguments: Sequence[str]) -> list[str]
 
 
 def grub_arguments(host: Host) -> list[tuple[str, list[str]]]:
-    """GRUB's settings files in their order, each with the arguments as they are after it."""
+    """List GRUB's settings files in order, each with the kernel arguments after it."""
     script = (ROLE_FILES / "grub_arguments.sh").read_text(encoding="utf-8")
     output = host.run("/bin/sh -c %s", script).stdout
     rows = [line.partition("\t") for line in output.splitlines() if "\t" in line]
@@ -36,7 +36,7 @@ def grub_arguments(host: Host) -> list[tuple[str, list[str]]]:
 
 
 def overriding_file(rows: Sequence[tuple[str, list[str]]], wanted: Sequence[str]) -> str | None:
-    """The file after ours from which on a wanted argument has no effect any more."""
+    """Find the first file after ours that makes a wanted argument ineffective."""
     names = [path for path, _ in rows]
     if GRUB not in names or not without_effect(wanted, rows[-1][1]):
         return None
@@ -57,9 +57,9 @@ class BootEntry(Frozen):
 
 
 def chosen_kernel(grub_cfg: str, choice: str) -> str | None:
-    """The kernel of an entry that GRUB_DEFAULT names: `0`, `1>2`, a title, an id; None: no such.
+    """Find the kernel that GRUB_DEFAULT names (`0`, `1>2`, a title, an id), or None.
 
-    Entries without a kernel of Linux have an empty one.
+    An entry without a Linux kernel has an empty one.
     """
     # of each open menu: its names, its kernel, its entries
     stack: list[tuple[tuple[str, ...], list[str], list[BootEntry]]] = [((), [], [])]
@@ -133,7 +133,7 @@ class ModuleLine(Frozen):
 
 
 def module_settings(host: Host) -> list[ModuleLine]:
-    """Every line about a module: of all files that modprobe reads and of the kernel's arguments."""
+    """Read every line about a module, in modprobe's files and the kernel's arguments."""
     texts = texts_in(host, *(f"{folder}/modprobe.d/*.conf" for folder in _MODPROBE_FOLDERS))
     # of two files with one name modprobe reads only that of the first folder
     first = {PurePosixPath(path).name: path for path in reversed(texts)}
@@ -142,7 +142,7 @@ def module_settings(host: Host) -> list[ModuleLine]:
 
 
 def kernel_options(path: str, arguments: Sequence[str]) -> list[ModuleLine]:
-    """`nvidia_uvm.uvm_disable_hmm=0` on the kernel's command line is an option too."""
+    """Read options such as `nvidia_uvm.uvm_disable_hmm=0` from kernel arguments."""
     lines = []
     for argument in arguments:
         # MODULE.OPTION=VALUE; an argument without a dot is for the kernel itself
@@ -154,7 +154,7 @@ def kernel_options(path: str, arguments: Sequence[str]) -> list[ModuleLine]:
 
 
 def parse_lines(path: str, text: str) -> list[ModuleLine]:
-    """modprobe's lines; a backslash continues one, `-` and `_` are the same in names."""
+    """Parse modprobe's lines; a backslash continues one, names treat `-` as `_`."""
     rows = [x.strip().split(None, 2) for x in text.replace("\\\n", " ").splitlines()]
     return [
         ModuleLine(path=path, command=r[0], module=r[1].replace("-", "_"), rest=" ".join(r[2:]))
@@ -164,7 +164,7 @@ def parse_lines(path: str, text: str) -> list[ModuleLine]:
 
 
 def other_values(lines: Sequence[ModuleLine], wanted: Sequence[str], ours: str) -> list[str]:
-    """Options that other files set to another value than ours."""
+    """Find options that other files set differently from ours."""
     want = {
         (r.module, n): v for r in parse_lines(ours, "\n".join(wanted)) for n, v in r.options.items()
     }

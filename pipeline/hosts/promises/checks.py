@@ -26,7 +26,7 @@ class Outcome(Exception):
 
     def __init__(self, why: str, fix: str = "") -> None:
         super().__init__(why)
-        # as long as the reason of an unknown fact may be
+        # as long as an unknown fact's reason may be
         self.why, self.fix = " ".join(why.split())[:400], fix
 
 
@@ -60,20 +60,20 @@ def known_by(rule: str) -> Callable[[Test], Test]:
 
 
 def require(good: object, why: str, fix: str = "") -> None:
-    """Broken unless good; an unknown value is not judged."""
+    """Raise Broken unless good; an unknown value is undecided."""
     if not known(good):
         raise Broken(why, fix)
 
 
 def known(value: Known[Value]) -> Value:
-    """The value; undecided where it is unknown."""
+    """Return the value; undecided if it is unknown."""
     if isinstance(value, Unknown):
         raise Undecided(value.unknown)
     return value
 
 
 def require_known(values: Iterable[object]) -> None:
-    """Undecided where one of the values is unknown."""
+    """Undecided if one of the values is unknown."""
     reason = first_unknown(*values)
     if reason is not None:
         raise Undecided(reason.unknown)
@@ -124,7 +124,7 @@ def require_same_file(host: Host, path: str, source: Path) -> None:
 
 
 def require_gone(host: Host, paths: list[str]) -> None:
-    """None of these files exists."""
+    """Broken if one of these files exists."""
     require_none([p for p in paths if host.file(p).exists], "is still there")
 
 
@@ -136,8 +136,8 @@ def require_unit(host: Host, name: str, *, running: bool = True) -> None:
 
 
 def texts_in(host: Host, *patterns: str) -> dict[str, str]:
-    """The text of every file that matches, by path; in the order of the patterns, then of names."""
-    # a link to /dev/null stands for an empty file: so a site switches off what a package brings
+    """Read every matching file, by path; in the order of the patterns, then names."""
+    # a link to /dev/null acts as an empty file: that is how a site disables a package's file
     there = '[ ! -f "$f" ] && [ ! -c "$f" ]'
     # a separator that no path has; what is not ASCII is never ours and might not decode
     form = there + " || { printf '\\036%s\\n' \"$f\"; tr -d '\\036\\200-\\377' <\"$f\"; }"
@@ -150,20 +150,20 @@ def texts_in(host: Host, *patterns: str) -> dict[str, str]:
 
 
 def output_of(host: Host, otherwise: str, command: str, *arguments: str) -> str:
-    """The output of a command; undecided, for the reason `otherwise`, where it fails."""
+    """Return a command's output; undecided, for the reason `otherwise`, if it fails."""
     done = host.run(command, *arguments)
     undecided_unless(done.rc == 0, f"{otherwise}: {done.stderr.strip()[-100:]}")
     return str(done.stdout)
 
 
 def unit_properties(host: Host, unit: str, *properties: str) -> dict[str, str]:
-    """Properties of a unit as systemd has them now; of systemd itself where no unit is named."""
+    """Properties of a unit as systemd has them now; of systemd itself without a unit."""
     output = host.run(f"systemctl show {unit} --property={','.join(properties)}".replace("  ", " "))
     return dict(line.partition("=")[::2] for line in output.stdout.splitlines())
 
 
 def require_untouched_unit(host: Host, name: str, ours: Sequence[str] = ()) -> None:
-    """Nothing changes a unit as it was shipped: no drop-in but ours, no file in its place."""
+    """Broken if anything changes a shipped unit: a drop-in not ours, a file in its place."""
     unit = unit_properties(host, name, "FragmentPath", "DropInPaths", "NeedDaemonReload")
     require(unit.get("FragmentPath"), f"{name} does not exist")
     files = unit.get("DropInPaths", "").split()
@@ -174,14 +174,14 @@ def require_untouched_unit(host: Host, name: str, ours: Sequence[str] = ()) -> N
     wrong = [x for x in files if x not in ours and not x.startswith(_SHIPPED)]
     fix = f"rm {' '.join(wrong)}; systemctl daemon-reload; systemctl restart {name}"
     require_none(wrong, f"{name} is changed by", fix)
-    # also where a drop-in was added or removed
+    # even if somebody added or removed a drop-in
     fix = f"Read them with `systemctl cat {name}`, then daemon-reload and restart it."
     is_read = unit.get("NeedDaemonReload") != "yes"
     require(is_read, f"the files of {name} changed after systemd read them", fix)
 
 
 def require_packages(host: Host, names: list[str]) -> None:
-    """Packages of the system's own archive, at whatever version."""
+    """Broken if a package is not installed, at whatever version."""
     have = installed_packages(host, names)
     require_none([n for n in names if n not in have], "not installed")
 

@@ -92,7 +92,7 @@ def _json_in(host: Host, path: str) -> Any:
 
 
 def test_the_engine_was_started_with_them(host: Host, wanted: RuntimePromise) -> None:
-    """A daemon that was started before its settings were written has the older ones."""
+    """A daemon that started before somebody wrote its settings has the older ones."""
     skip_unless(wanted.engine != "podman", "Podman reads its settings at each start of a container")
     started = "systemctl show docker --property=ActiveEnterTimestamp --value"
     # both by the host's clock
@@ -155,7 +155,7 @@ def test_the_toolkit_hands_the_cards_to_containers(host: Host) -> None:
         fix = f"Repair {_TOOLKIT}: `nvidia-ctk config --in-place` writes it anew."
         raise checks.Broken(f"{_TOOLKIT} is not TOML: {error}", fix) from None
     wrong = ["no-cgroups = true"] if settings.get("no-cgroups") is True else []
-    # another root has the libraries of another driver
+    # another root has another driver's libraries
     if settings.get("root", "/") not in ("", "/"):
         wrong.append(f"root = {settings['root']}")
     fix = f"Take it out of {_TOOLKIT}; containers that run keep it until they are started again."
@@ -163,7 +163,7 @@ def test_the_toolkit_hands_the_cards_to_containers(host: Host) -> None:
 
 
 def test_the_private_registry_is_asked_over_tls_only(host: Host, wanted: RuntimePromise) -> None:
-    """What is listed as insecure is also asked without TLS, or with any certificate."""
+    """The engine also asks an insecure registry without TLS, or with any certificate."""
     skip_unless(wanted.registry, "no private registry is named")
     if wanted.engine == "podman":
         paths = ("/etc/containers/registries.conf", "/etc/containers/registries.conf.d/*.conf")
@@ -215,7 +215,7 @@ def test_cdi_names_the_cards(host: Host, facts: HostFacts) -> None:
 
 
 def test_cdi_is_of_the_loaded_driver(host: Host, facts: HostFacts) -> None:
-    """A file of another driver names libraries that are gone, and no container starts."""
+    """Another driver's file names libraries that are gone, and no container starts."""
     named = {p: set(_DRIVER_FILE.findall(t)) for p, t in checks.texts_in(host, *_SPECS).items()}
     skip_unless(any(named.values()), "no CDI file names a driver's library")
     loaded = checks.known(facts.driver.version)

@@ -63,7 +63,7 @@ def test_each_container_runs_the_image_that_passed(host: Host, wanted: EnginePro
 
 
 def test_each_engine_answers(host: Host, wanted: EnginePromise) -> None:
-    """`/health`, which engines refuse while they load or after an error of a card."""
+    """By `/health`, which engines refuse while they load or after a card's error."""
     for engine in wanted.engines:
         done = host.run("python3 -c %s %s", _ASK, str(engine.port))
         code = done.stdout.strip() or "nothing"

@@ -22,7 +22,7 @@ _STARTED = (
     " /etc/udev/rules.d /etc/tmpfiles.d /etc/network /etc/networkd-dispatcher /etc/tuned"
     " /usr/local/bin /usr/local/sbin"
 )
-# reserved memory that nothing but programs written for it can use; a tenth is felt
+# only programs written for it can use reserved memory; losing a tenth hurts
 _MOST_HUGE = 0.1
 _TIME = re.compile(r"^\s*(server|pool|peer|refclock)\s+\S", re.M)
 _CHRONY = (
@@ -167,7 +167,7 @@ def test_the_power_limit_is_in_effect(facts: HostFacts, wanted: TuningPromise) -
 def test_the_clocks_of_the_cards_are_limited_at_each_boot(
     host: Host, facts: HostFacts, wanted: TuningPromise
 ) -> None:
-    """By a unit of our own, which a card that refuses them makes fail."""
+    """By a unit of our own, which fails if a card refuses them."""
     skip_unless(wanted.gpu_clocks_mhz + wanted.memory_clocks_mhz, "no limit is asked for")
     # without a driver there is nothing to limit until the next boot
     checks.require_unit(host, "sm120-clocks", running=not isinstance(facts.gpus, Unknown))
@@ -204,7 +204,7 @@ def test_the_clock_is_kept(host: Host, wanted: TuningPromise) -> None:
     done = host.run("chronyc -n sources")
     # a row begins with the kind and the state of a source, `^*`; a line of `=` parts the head
     asked = [x for x in done.stdout.splitlines() if x[:1] in ("^", "=", "#") and x[1:2] != "="]
-    # where chronyc is missing or chrony does not answer, the settings have to do
+    # if chronyc is missing or chrony does not answer, judge by the settings
     require(done.rc != 0 or asked, "the running chrony asks no server", fix)
 
 

@@ -20,7 +20,7 @@ text = opener.open("http://%s/metrics" % sys.argv[1], timeout=20).read().decode(
 print("now %d" % time.time())
 print("\\n".join(x for x in text.splitlines() if x.startswith("sm120_")))
 """
-# readings that may fail in a row before a number counts as old
+# a number counts as old after this many failed readings in a row
 _MISSED = 4
 
 

@@ -30,7 +30,7 @@ _ENVIRONMENTS = (
     "/etc/containers/containers.conf.d/*.conf",
     *("/etc/systemd/system/*.service", "/etc/systemd/system/*.service.d/*.conf"),
 )
-# what shells and PAM read in the home of each user
+# what shells and PAM read in each user's home
 _OF_HOMES = (
     *(".bashrc", ".bash_profile", ".bash_login", ".profile", ".zshrc", ".zshenv"),
     *(".pam_environment", ".config/environment.d/*.conf"),
@@ -108,7 +108,7 @@ def test_no_home_has_settings_of_its_own(host: Host, wanted: NcclPromise) -> Non
 
 
 def test_no_environment_has_settings_of_its_own(host: Host, wanted: NcclPromise) -> None:
-    """Variables take precedence over any file: of logins, of services, and of containers."""
+    """Variables of logins, services and containers take precedence over any file."""
     skip_unless(wanted.settings, "no profile is chosen")
     wrong = overriding(environments(host), wanted.settings)
     fix = (
@@ -132,7 +132,7 @@ def environments(host: Host) -> dict[str, str]:
 
 
 def test_no_other_library_takes_the_place_of_nccl(host: Host, wanted: NcclPromise) -> None:
-    """By the linker's cache and folders, by variables, by /etc/ld.so.preload; loaded or to be."""
+    """By the linker's cache and folders, variables and /etc/ld.so.preload; loaded or not yet."""
     lines = [
         (name, value, path)
         for path, text in environments(host).items()

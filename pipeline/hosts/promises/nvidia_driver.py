@@ -135,7 +135,7 @@ def test_dkms_can_build_it_for_the_running_kernel(host: Host, wanted: DriverProm
 
 
 def test_dkms_builds_it_for_each_new_kernel(host: Host) -> None:
-    """Without a person: else the host comes back from an update without its GPUs."""
+    """Automatically: else the host comes back from an update without its GPUs."""
     # the flag that DKMS's own service and hook of kernels look for
     flag = "/etc/dkms/no-autoinstall"
     require(not host.file(flag).exists, f"{flag} switches it off", f"rm {flag}")
@@ -153,7 +153,7 @@ def test_dkms_builds_it_for_each_new_kernel(host: Host) -> None:
 
 
 def test_the_packages_to_go_back_to_are_whole(host: Host) -> None:
-    """Of the driver that works and of the one before, by the digests of their locks."""
+    """Of the working driver and the one before, by the digests of their locks."""
     notes = checks.texts_in(host, f"{_KEPT}/working.json", f"{_KEPT}/before.json")
     working = f"{_KEPT}/working.json"
     require(working in notes, f"{working} is missing: `sm120 host rollback` has no way back")
@@ -184,7 +184,7 @@ def test_the_headers_that_follow_updates_are_installed(host: Host) -> None:
 
 
 def test_the_kernel_that_boots_next_has_the_driver(host: Host, lock: TargetLock) -> None:
-    """An update brought a kernel, and not its headers: the host comes back without its GPUs."""
+    """After an update with a kernel but no headers, the host comes back without GPUs."""
     files = host.run("ls -v /boot").stdout.split()
     kernels = [f.removeprefix("vmlinuz-") for f in files if f.startswith("vmlinuz-")]
     grub = str(host.run("cat /boot/grub/grub.cfg").stdout)
@@ -192,7 +192,7 @@ def test_the_kernel_that_boots_next_has_the_driver(host: Host, lock: TargetLock)
     env = dict(line.partition("=")[::2] for line in lines)
     made = [x for x in re.findall(r'set default="([^"]*)"', grub) if x != "${next_entry}"]
     setting = str(host.run("/bin/sh -c %s", _GRUB_DEFAULT).stdout).strip()
-    # what GRUB will start, by where that is written: now, and after the next update-grub
+    # what GRUB will start now and after the next update-grub, by where that is written
     written = {"/boot/grub/grub.cfg": made[-1] if made else "", "GRUB_DEFAULT": setting}
     saved, means_saved = env.get("saved_entry", ""), ("saved", "${saved_entry}")
     choices = {where: saved if x in means_saved else x for where, x in written.items()}

@@ -61,7 +61,7 @@ def test_no_source_of_the_host_is_believed_without_a_signature(host: Host) -> No
 
 
 def unsigned(path: str, text: str) -> list[str]:
-    """Options of a source by which apt accepts it unsigned; a disabled stanza has none."""
+    """Find options that let apt accept a source unsigned; a disabled stanza has none."""
     lines = [x for x in text.splitlines() if not x.lstrip().startswith("#")]
     if not path.endswith(".sources"):
         options = [o for x in lines for group in _OPTIONS.findall(x.lower()) for o in group.split()]

@@ -32,7 +32,7 @@ def test_the_kernel_was_booted_with_its_arguments(host: Host, wanted: PciePromis
 
 
 def _later(host: Host, wanted: PciePromise) -> str:
-    """The fix where a file after ours overrides the arguments."""
+    """The fix for a file after ours that overrides the arguments."""
     later = boot.overriding_file(boot.grub_arguments(host), wanted.cmdline)
     return _LATER.format(later) if later else ""
 
@@ -141,7 +141,7 @@ def test_no_other_file_sets_the_modules_options(host: Host, wanted: PciePromise)
 
 
 def test_the_initramfs_has_the_same_options(host: Host, wanted: PciePromise) -> None:
-    """It keeps modprobe's files as they were when it was made."""
+    """It keeps modprobe's files as they were at its creation."""
     skip_unless(wanted.module_lines, "the profile sets no options")
     path = host.run(_INITRAMFS).stdout.strip()
     skip_unless(path, "there is no initramfs in /boot")

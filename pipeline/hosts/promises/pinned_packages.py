@@ -75,7 +75,7 @@ def test_the_preferences_pin_these_and_no_others(host: Host, lock: TargetLock, p
 
 
 def test_their_files_are_as_they_came(host: Host, lock: TargetLock, part: str) -> None:
-    """dpkg knows the digest of every file it brought; settings may differ."""
+    """dpkg knows the digest of every file it installed; settings may differ."""
     names = list(pins_of(lock, part))
     have = installed_packages(host, names)
     require_none([n for n in names if n not in have], "not installed")

@@ -52,7 +52,7 @@ def _require_password(
 
 
 def test_its_mirror_fetches_from_the_named_registry(host: Host, wanted: RegistryPromise) -> None:
-    """A second registry that asks for the same passwords; where none is named, there is none."""
+    """A second registry with the same passwords; none if the inventory names none."""
     path, unit = f"{wanted.home}/mirror.yml", "sm120-registry-mirror"
     if not wanted.mirror_of:
         fix = "Run the playbook: it removes a mirror that the inventory does not name."
@@ -71,7 +71,7 @@ def test_its_mirror_fetches_from_the_named_registry(host: Host, wanted: Registry
 
 
 def test_its_objects_are_for_those_with_a_password(host: Host, wanted: RegistryPromise) -> None:
-    """Whoever writes there chooses what others compile; where no server is named, there is none."""
+    """Whoever writes there chooses what others compile; no server if none is named."""
     path, unit = f"{wanted.home}/objects.conf", "sm120-objects"
     if not wanted.objects_port:
         fix = "Run the playbook: it removes a server that the inventory does not name."
@@ -117,7 +117,7 @@ def test_its_certificates_are_those_it_was_given(host: Host, wanted: RegistryPro
 
 
 def test_its_key_and_its_images_are_nobody_elses(host: Host, wanted: RegistryPromise) -> None:
-    """Who reads the key can answer in its name; who writes the storage can change every image."""
+    """A reader of the key can answer in its name; a writer of the storage can change images."""
     key = f"{wanted.home}/server.key"
     require(host.file(key).exists, f"{key} is missing")
     mode = host.file(key).mode

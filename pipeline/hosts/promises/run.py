@@ -1,6 +1,6 @@
 """Judges the promises of one host: a row for each check of each role that it has.
 
-A check's name is the promise as a sentence, and it is given what its parameters name.
+A check's name is the promise as a sentence; its parameters name what it gets.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FIX = "Run the playbook again; it puts this back (`--tags {role}` for this role
 def judge_promises(
     promised: Promised, remote: Remote, facts: Known[HostFacts], roles: Sequence[str] = ()
 ) -> list[Row]:
-    """Every promise of these roles, or of all; what is true of every host is always judged."""
+    """Judge the promises of these roles, or of all, and always those of every host."""
     given = {
         "host": _testinfra(promised.host, remote),
         "facts": facts,
@@ -78,7 +78,7 @@ def checks_in(module: ModuleType) -> list[Check]:
 
 
 def passed_over(role: str, check: Check, part: str, roles: Roles) -> str:
-    """Why a check is not for this host; empty where it is."""
+    """Why a check does not apply to this host; empty if it does."""
     state = "present" if role == "host" else roles.states().get(role, "not chosen")
     if state != ("absent" if check is owned.test_nothing_of_the_role_is_left else "present"):
         return f"the role {role} is {state} for this host"
@@ -93,7 +93,7 @@ def passed_over(role: str, check: Check, part: str, roles: Roles) -> str:
 def _testinfra(name: str, remote: Remote) -> Host:
     """The host for testinfra, whose commands go through our own root shell."""
     try:
-        # here, because the package is in a group that the other commands do without
+        # imported late: the package is in a group that other commands do not need
         from testinfra.backend.base import BaseBackend
         from testinfra.host import Host as TestinfraHost
     except ImportError as error:
@@ -117,7 +117,7 @@ def _testinfra(name: str, remote: Remote) -> Host:
 def judge_check(
     role: str, check: Check, part: str, given: dict[str, Any], deadline: float = math.inf
 ) -> Row:
-    """The row of one check, which gets what its parameters name."""
+    """Run one check with what its parameters name; return its row."""
     sentence = check.__name__.removeprefix("test_").replace("_", " ")
     names = {
         "role": role,

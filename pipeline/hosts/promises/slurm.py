@@ -18,7 +18,7 @@ _LOOK = "systemctl status munge slurmd; tail /var/log/slurm/slurmd.log"
 
 
 def test_its_units_run_and_start_at_boot(host: Host, wanted: SlurmPromise) -> None:
-    """The system's own, changed by nothing but our drop-in."""
+    """The system's own, with no change but our drop-in."""
     parts = {"munge": True, "slurmctld": wanted.is_head, "slurmd": wanted.is_node}
     for name in [name for name, is_wanted in parts.items() if is_wanted]:
         checks.require_unit(host, name)
@@ -51,7 +51,7 @@ def test_the_queue_answers_this_host(host: Host, wanted: SlurmPromise) -> None:
 
 
 def test_only_the_head_has_settings(host: Host, wanted: SlurmPromise) -> None:
-    """Those of a node would differ one day, which Slurm only writes into a log."""
+    """A node's own would differ one day, which Slurm only logs."""
     if wanted.is_head:
         text = checks.text_of(host, _SETTINGS)
         nodes = len(re.findall(r"^NodeName=", text, re.M))

@@ -83,7 +83,7 @@ def test_the_locks_on_the_host_are_the_controllers(host: Host, wanted: WeightsPr
 
 
 def test_every_set_is_what_its_lock_says(host: Host, wanted: WeightsPromise) -> None:
-    """By the program itself; files that have not moved since they were hashed are not read."""
+    """By the program itself, which skips files that have not changed since their hash."""
     skip_unless(wanted.sets, "the host is to have no sets")
     damaged = []
     for name in wanted.sets:

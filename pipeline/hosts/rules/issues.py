@@ -107,7 +107,7 @@ def match_rungs(failures: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def issue_findings(matches: Iterable[dict[str, list[str]]]) -> list[IssueFinding]:
-    """One finding for each issue of all matches."""
+    """Make one finding for each issue in all matches."""
     seen: dict[str, list[str]] = {}
     for match in matches:
         for issue, lines in match.items():

@@ -36,7 +36,7 @@ def rule(check: Rule) -> Rule:
 
 
 def judge_rules(facts: HostFacts, cuda: str | None = None) -> list[RuleResult]:
-    """Every rule, for a host that has to run images of that CUDA version (13.0 …)."""
+    """Apply every rule, for a host that must run images of that CUDA version (13.0 …)."""
     return [
         row
         for each in RULES
@@ -255,7 +255,7 @@ def health(facts: HostFacts) -> Iterator[RuleResult]:
             why, passed = f"{count} uncorrectable errors", "no uncorrectable error"
             yield result("ECC", subject, good, why, fix, passed=passed)
         held = gpu.slowed_by
-        # a software power cap is a limit that a person set; these are the board protecting itself
+        # a person sets a software power cap; with these the board protects itself
         bad = {"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
         reasons = [] if isinstance(held, Unknown) else held
         fine = first_unknown(held) or not bad & set(reasons)

@@ -52,7 +52,7 @@ class FleetComparison(Frozen):
 def find_outliers(
     hosts: Mapping[str, HostFacts], probes: Mapping[str, Sequence[ProbeRow]] | None = None
 ) -> FleetComparison:
-    """Cards against cards of the same name, hosts against hosts with the same cards."""
+    """Compare cards of the same name, and hosts with the same cards."""
     settings: Observations = defaultdict(dict)
     nearly: Observations = defaultdict(dict)
     measured: Observations = defaultdict(dict)

@@ -95,7 +95,7 @@ def _engine_tree(plan: ImagePlan) -> TreePlan | None:
 
 
 def read_flags(store: Store, image: Built, backend: SandboxBackend) -> ParserFlags:
-    """What the parser of a built image accepts."""
+    """Reads what the parser of a built image accepts."""
     parser, engines = find_parser(image.plan), ("xllamacpp", "vllm", "sglang")
     with _sandboxed(store, image) as container:
         described = _described(backend, container, parser)
@@ -118,7 +118,7 @@ def read_flags(store: Store, image: Built, backend: SandboxBackend) -> ParserFla
 def read_wheel_flags(
     store: Store, plan: ImagePlan, wheel: Path, inside: Built, backend: SandboxBackend
 ) -> ParserFlags:
-    """The same of an engine's own wheel, with what it imports from another image.
+    """Reads them from an engine's own wheel, with what it imports from another image.
 
     For an image of another platform: in an emulator the imports alone take the better part of an
     hour. Values that depend on other packages may be those of the other image.
@@ -149,7 +149,7 @@ def read_wheel_flags(
 
 
 def read_program_flags(checkout: Checkout, image: str, program: Path) -> ParserFlags:
-    """The same of a program that was compiled from an image's locked source, outside of it."""
+    """Reads them from a program that was compiled outside the image, from its locked source."""
     plan = plan_image(checkout, image, checkout.spec(image).platforms[0])
     parser, tree = find_parser(plan), _engine_tree(plan)
     if tree is None:
@@ -181,7 +181,7 @@ def read_program_flags(checkout: Checkout, image: str, program: Path) -> ParserF
 
 
 def read_source_flags(checkout: Checkout, image: str, archive: Path) -> ParserFlags:
-    """The same from the table in the locked source of mainline llama.cpp."""
+    """Reads them from the table in the locked source of mainline llama.cpp."""
     tree = _engine_tree(plan_image(checkout, image, checkout.spec(image).platforms[0]))
     if tree is None or tree.source.name != "llama-cpp":
         raise SpecInvalid(f"{image}: does not compile llama.cpp", "Leave --archive out.")

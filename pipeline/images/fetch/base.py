@@ -53,7 +53,7 @@ class Bases:
         self._open: dict[str, Repository] = {}
 
     def resolve(self, base: ForeignBase, platform: str) -> BasePin:
-        """The base for one platform, with the digest of every part; its layers are not read."""
+        """Resolves the base for one platform, with the digest of every part; reads no layers."""
         root = self._document(base.repository, base.digest)
         manifest = root
         if root.kind == "index":
@@ -108,7 +108,7 @@ class Bases:
         )
 
     def bring(self, pin: BasePin) -> None:
-        """All documents and blobs of a locked base into the store; what is there is not asked."""
+        """Brings a locked base's documents and blobs into the store; asks only for missing ones."""
         index = self._document(pin.repository, pin.index.digest) if pin.index else None
         manifest = self._document(pin.repository, pin.manifest.digest)
         # the documents name what the lock names: a lock written by hand is refused here
@@ -175,7 +175,7 @@ class Bases:
         return [folder / place for folder in self._settings.folders for place in places]
 
     def _copied(self, blob: BlobPin, part: str) -> bool:
-        """Whether a folder had the blob; its bytes are judged like any others."""
+        """Copies the blob if a folder has it; judges its bytes like any others."""
         for path in self._in_folders(blob.digest):
             if not path.is_file():
                 continue
@@ -193,7 +193,7 @@ class Bases:
     def _from_registries(
         self, repository: str, what: str, ask: Callable[[Repository], Result]
     ) -> Result:
-        """The first registry's good answer; else the most telling of the others."""
+        """Returns the first good answer of a registry; else raises the most telling failure."""
         if not self._settings.registries:
             raise errors.BaseUnplaced(f"{what}: no registry is configured that could have it")
         failures: list[errors.PipelineError] = []

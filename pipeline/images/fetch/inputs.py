@@ -1,6 +1,6 @@
-"""Locked files into the store: in parallel, resumable, checked on arrival or not kept.
+"""Brings locked files into the store: in parallel, resumable, checked on arrival or not kept.
 
-What is there already is hashed again before it is used: a store can come from a backup or a CI
+It hashes what is there already before a build uses it: a store can come from a backup or a CI
 cache, and a file that was put there has the right name and size, too. That costs a second for a
 gigabyte, and finds any change made before the build began. It is no defence against a program that
 writes to the store while it is built from.
@@ -73,7 +73,7 @@ class Fetcher:
         self.bases = Bases(store, chosen, offline=offline)
 
     def fetch(self, pin: Pin, bar: Bar) -> Path:
-        """One file, downloaded once even if two processes want it."""
+        """Fetches one file, once even if two processes want it."""
         final = self._store.input_path(pin.sha256)
         # by content, not by image: two builds often want the same wheel at the same time
         with self._store.locked(f"input-{pin.sha256}", self._client.stop):
@@ -181,7 +181,7 @@ class Fetcher:
 
 
 def _copy(pin: Pin, source: Path, partial: Path, bar: Bar, stop: threading.Event) -> None:
-    """From a folder: copied, and judged like any download."""
+    """Copies a file from a folder, and judges it like any download."""
     try:
         with source.open("rb") as handle:
             # of the open file: what lies under the name may change
@@ -250,7 +250,7 @@ def collect(
 
 
 def collect_base(store: Store, fetcher: Fetcher, pin: BasePin, folder: Path) -> list[int]:
-    """The documents and layers of a foreign base by their hashes; returns the bytes of each."""
+    """Collects a foreign base's documents and layers by their hashes; returns the bytes of each."""
     place = folder / "sha256"
     sizes = {x.digest: x.size_bytes for x in (*pin.documents, *pin.blobs)}
     need_space_for_copies(store.root, folder, sum(sizes.values()))
@@ -263,7 +263,7 @@ def collect_base(store: Store, fetcher: Fetcher, pin: BasePin, folder: Path) -> 
 
 
 def _place(source: Path, target: Path) -> None:
-    """A link where the disk allows it; else a copy that gets its name only when whole."""
+    """Links a file where the disk allows it; else copies it, and names only a whole copy."""
     if target.is_dir():
         raise errors.StoreUnwritable(f"{target}: is a folder", "Move it, or name another folder.")
     # beside the target, so that the rename stays on one disk

@@ -165,7 +165,7 @@ class Sources:
             yield chain(self._below_mirrors(pin.path), archived)
         elif isinstance(pin, ArchivePin) and pin.kind == "debian":
             yield self._below_mirrors(pin.path or "")
-        # of a user's own file the name means nothing to an index
+        # an index knows nothing of a user's own file
         elif isinstance(pin, WheelPin) or pin.kind == "sdist":
             yield from (self._index_places(index, pin) for index in settings.indexes)
 

@@ -67,7 +67,7 @@ def own_python() -> str:
 
 
 def collect_tool(root: Path, target: ToolTarget, folder: Path) -> tuple[int, int]:
-    """Download all wheels of the tool; how many lie in the folder then, and their bytes."""
+    """Download all wheels of the tool; return how many the folder then has, and their bytes."""
     locks = [root / "lockfiles" / bootstrap.FOLDER / f"{group}.txt" for group in GROUPS]
     texts = [path.read_text("utf-8").replace("\\\n", " ") for path in locks]
     lines = []
@@ -107,7 +107,7 @@ def collect_tool(root: Path, target: ToolTarget, folder: Path) -> tuple[int, int
 
 
 def rounds(lines: Iterable[str]) -> list[list[str]]:
-    """Each line once, and in no round two of one project: groups may have locked two versions."""
+    """Splits lines into rounds with each project once: groups may have locked two versions."""
     made: list[dict[str, str]] = []
     for line in dict.fromkeys(lines):
         project = line.partition("==")[0]

@@ -269,7 +269,7 @@ def _with_patches(
     patches: Sequence[PatchSpec],
     judged: PatchSpec | None = None,
 ) -> tuple[engine.EngineTree, str]:
-    """A tree with those of the patches that fit it, and why the judged one does not."""
+    """Applies the patches that fit to a tree; says why the judged one does not."""
     fitting: list[PatchSpec] = []
     conflict = ""
     for spec in patches:
@@ -325,7 +325,7 @@ def versions_against(context: GateContext, locked: WheelPin, wanted: str) -> lis
 
 
 def judge_against(gate: ImageGate, card: Card, versions: Sequence[str]) -> list[PatchVerdict]:
-    """Judges patches at several versions; one that cannot be fetched is unknown, and no end."""
+    """Judges patches at several versions; one that cannot be fetched is unknown, not an end."""
     verdicts: list[PatchVerdict] = []
     for version in versions:
         log.say(f"Judging the patches at {gate.gates.setup.package} {version}")

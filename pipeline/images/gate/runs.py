@@ -2,8 +2,8 @@
 
 Three kinds of runs: that the image starts, which needs no GPU, how far a recipe's server came up
 the smoke ladder, and its quality beside its model's. A failure is kept like a success. The latest
-run of a kind and recipe counts; only a shorter ladder with the same recipe and weights in which
-nothing failed keeps the longer one.
+run of a kind and recipe counts, with one exception: a shorter ladder with the same recipe and
+weights, in which nothing failed, does not replace the longer one.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ImageRun(Frozen):
         return about_run(self.kind, self.recipe)
 
     def summary(self) -> str:
-        """How far the image was proved by it, for people."""
+        """How far it proved the image, for people."""
         return summary_of(self.kind, self.recipe, self.verdict, self.last_good)
 
 
@@ -116,7 +116,7 @@ def runs_path(store: Store, image: str, platform: str) -> Path:
 
 
 def read_beside(path: Path, model: type[Kept], what: str, again: str) -> Kept | None:
-    """What was kept beside an image; none where nothing was, an error where it is damaged."""
+    """Reads a record kept beside an image; none if it is missing, an error if it is damaged."""
     try:
         return model.model_validate_json(read_own(path))
     except FileNotFoundError:
@@ -133,7 +133,7 @@ def read_runs(store: Store, image: str, platform: str, digest: str) -> list[Imag
 
 
 def keep_runs(store: Store, built: Built, new: Sequence[ImageRun]) -> list[ImageRun]:
-    """Put runs in the place of older ones of the same name; all that count now."""
+    """Replaces older runs of the same name; returns all that count now."""
     name, platform, digest = built.name, built.platform, built.digest
     # a start proof and a ladder may end at the same time
     with store.locked(f"runs-{name}-{platform.replace('/', '-')}"):

@@ -74,7 +74,7 @@ class Traceback(Frozen):
     def called(self, functions: Iterable[str]) -> set[str]:
         """Returns the functions of cases that it goes through.
 
-        For each frame that is the one in the nearest file. Packages are installed anywhere, and
+        For each frame it takes the one in the nearest file. Packages are installed anywhere, and
         engines move their files from version to version: where nothing more is the same, the name
         of the file is enough, and then there may be several.
         """

@@ -232,8 +232,8 @@ def resolve_closure(
 ) -> list[DebPin]:
     """The wanted packages and all they depend on, sorted by name.
 
-    Recommends are not followed and Essential packages come only when wanted or needed. A
-    dependency whose choice falls on an excluded name is left out.
+    It does not follow Recommends, and takes Essential packages only when wanted or needed. It
+    leaves out a dependency whose choice falls on an excluded name.
     """
     catalogue, excluded = Catalogue(indexes, architecture), frozenset(exclude)
     names = sorted(set(wanted))

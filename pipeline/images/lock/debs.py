@@ -59,7 +59,7 @@ def resolve_debs(
 
 
 def require_suite(release: Release, name: str) -> None:
-    """A validly signed Release file of another suite is still the wrong one."""
+    """Refuses the Release file of another suite, however validly signed."""
     if name not in (release.codename, release.suite):
         raise IndexBroken(
             f"asked for suite {name}, received {release.codename or release.suite or 'no name'}"
@@ -67,7 +67,7 @@ def require_suite(release: Release, name: str) -> None:
 
 
 def read_packages(get: Get, base: str, release: Release, folder: str) -> Iterator[Stanza]:
-    """The packages of one index file that a verified Release file promises.
+    """Reads the packages of one index file that a verified Release file promises.
 
     `base` is where the Release file lies; `folder` is the index's place below it. Both are
     empty in a flat repository, as NVIDIA's are.
@@ -80,8 +80,8 @@ def read_packages(get: Get, base: str, release: Release, folder: str) -> Iterato
 def read_debian_index(
     get: Get, base: str, release: Release, name: str, fields: Iterable[str]
 ) -> Iterator[Stanza]:
-    """The stanzas of an index file, however it is packed, with only these fields."""
-    # only what the signed Release file lists is asked for
+    """Reads the stanzas of an index file, however it is packed, with only these fields."""
+    # ask only for what the signed Release file lists
     for packing in _PACKINGS:
         promised = release.files.get(f"{name}{packing}")
         if promised is not None:
@@ -109,7 +109,7 @@ def read_debian_index(
 
 
 def inflated(packed: bytes, packing: str, limit_bytes: int) -> bytes:
-    """The content of an index file, never more than the limit of it."""
+    """Inflates an index file, never beyond its limit."""
     try:
         if packing == ".xz":
             with lzma.open(io.BytesIO(packed), format=lzma.FORMAT_XZ) as xz_file:
@@ -142,7 +142,7 @@ def find_debian_source(
     *,
     now: datetime | None = None,
 ) -> ArchivePin:
-    """The archive that a suite's signed index names for a source package.
+    """Finds the archive that a suite's signed index names for a source package.
 
     A signed index that expired may hide newer versions; it cannot offer other bytes for one that
     the spec names, so it will do for that.

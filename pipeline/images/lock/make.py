@@ -38,7 +38,7 @@ FindBase = Callable[[ForeignBase, str], BasePin]
 
 @dataclass(frozen=True)
 class Transport:
-    """How a lock reaches the outside; where that is, is configuration."""
+    """How a lock reaches the outside; configuration says where that is."""
 
     debian: Get
     debian_security: Get
@@ -108,7 +108,7 @@ def resolve_wheels(
 ) -> list[WheelPin]:
     """Ask uv for the closure and pick, for each project, the wheel an installer would.
 
-    With `needs_cuda`, builds that say they are for something else are passed over: `2.13.0+cpu`
+    With `needs_cuda`, it passes over builds that say they are for something else: `2.13.0+cpu`
     is newer than `2.13.0` by the rules of versions, and a folder of such wheels is easily at hand.
     """
     refused: list[str] = []
@@ -207,7 +207,7 @@ def _ask_uv(
 
 
 def wheel_rank(file: str, ranks: dict[Tag, int]) -> int:
-    """The rank of a wheel's best tag; that of none, the number of ranks, where it does not run."""
+    """The rank of a wheel's best tag; the number of ranks where the wheel does not run."""
     try:
         tags = parse_wheel_filename(split_variant(file)[0])[3]
     except InvalidWheelFilename:

@@ -156,7 +156,7 @@ class ImageLock(Sealed):
     seal: Digest  # last in the file: it covers all above
 
     def unsealed(self) -> set[str]:
-        """A lock without a foreign base is sealed as before there was such a thing."""
+        """A lock without a foreign base has the same seal as before foreign bases existed."""
         return {"base_image"} if self.base_image is None else set()
 
     @property
@@ -173,7 +173,7 @@ def sealed_lock(
     debs: list[DebPin],
     base_image: BasePin | None = None,
 ) -> ImageLock:
-    """A new lock, sorted and sealed."""
+    """Sorts and seals a new lock."""
     return ImageLock(
         image=image,
         platform=platform,
@@ -214,7 +214,7 @@ def read_lock(path: Path) -> ImageLock:
 
 
 def current_lock(checkout: Checkout, spec: ImageSpec, platform: str) -> ImageLock:
-    """The lock of an image, proved to answer today's spec and today's base."""
+    """Reads the lock of an image, and proves that it answers today's spec and today's base."""
     path = checkout.lock_path(spec.name, platform)
     lock = read_lock(path)
     if lock.image != checkout.written(spec.name) or lock.platform != platform:
@@ -265,7 +265,7 @@ def read_source_lock(path: Path) -> SourceLock:
 
 
 def current_source_lock(path: Path, spec: SourceSpec) -> SourceLock:
-    """The lock of a source, proved to answer today's spec."""
+    """Reads the lock of a source, and proves that it answers today's spec."""
     lock = read_source_lock(path)
     if lock.source != spec.name:
         raise LockEdited(f"{path.name}: is the lock of {lock.source}", _HINT)
@@ -277,7 +277,7 @@ def current_source_lock(path: Path, spec: SourceSpec) -> SourceLock:
 class Move(Frozen):
     """A package that appeared, went, changed its version, or changed its bytes.
 
-    Of a lock in which none did, the lock itself: by its seal.
+    If no package did, the lock itself, whose seal shows it.
     """
 
     image: str

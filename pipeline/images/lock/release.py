@@ -61,7 +61,7 @@ def read_release(
     now: datetime | None = None,
     may_be_old: bool = False,
 ) -> Release:
-    """The verified content of an InRelease file, still valid unless an old one will do."""
+    """Reads the verified content of an InRelease file, valid today unless it `may_be_old`."""
     text, signers = verify_release(inrelease, keyring)
     fields = read_stanza(text, _FIELDS)
     files: dict[str, IndexFile] = {}
@@ -100,7 +100,7 @@ def verify_release(inrelease: bytes, keyring: Path) -> tuple[str, frozenset[str]
 
     The text is what gpgv wrote out, never the bytes that came over the wire.
     """
-    # text around the signed block is signed by no key, so it is not read
+    # no key signs the text around the signed block, so we do not read it
     lines = inrelease.rstrip().split(b"\n")
     if lines[0].rstrip() != _BEGIN or lines[-1].rstrip() != _END:
         raise SignatureInvalid("InRelease is not one signed message from first line to last")

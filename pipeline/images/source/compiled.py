@@ -106,7 +106,7 @@ def compile_tree(compiler: Compiler, plan: TreePlan) -> LayerRecord:
     with store.locked(f"tree-{plan.key.removeprefix('sha256:')}"):
         shares = bool(compiler.object_cache)
         before_layer = store.layer(plan.key)
-        # what others' objects are in is compiled again without them: the bytes must be the same
+        # compile a tree with others' objects again without them: the bytes must be the same
         is_foreign = bool(before_layer) and not shares and is_imported(store, plan)
         if before_layer and not is_foreign:
             return before_layer

@@ -109,7 +109,7 @@ class SharedObjects:
             return Reply(answer.status, url, answer.headers, answer.read(_MOST_LIST_BYTES))
 
     def _try(self, ask: Callable[[], Reply]) -> Reply | None:
-        """An answer; none where the server fails, after which it is soon left alone."""
+        """Asks the server; none where it fails. After some failures it asks no more."""
         if self.faults >= _MOST_FAULTS:
             return None
         try:

@@ -33,7 +33,7 @@ class Checkout:
         return sorted(p.parent.name for p in (self.root / "images").glob("*/image.yaml"))
 
     def written(self, name: str) -> str:
-        """The image whose spec and locks one has: IMAGE-slim is described by IMAGE."""
+        """The image whose spec and locks an image has: those of IMAGE describe IMAGE-slim."""
         full, images = name.removesuffix("-slim"), self.root / "images"
         if full == name or (images / name).exists() or not (images / full / "image.yaml").is_file():
             return name
@@ -144,7 +144,7 @@ class Checkout:
 
 
 def _read_named(path: Path, model: type[Named], name: str) -> Named:
-    """A spec that bears the name that it is asked for by."""
+    """Reads a spec; refuses one whose own name is another than its folder's."""
     spec = read_yaml(path, model)
     # locks, labels and the store go by the name; a copied folder must not pass for the first
     if spec.name != name:
@@ -153,7 +153,7 @@ def _read_named(path: Path, model: type[Named], name: str) -> Named:
 
 
 def find_checkout(start: Path) -> Checkout:
-    """The checkout around a folder."""
+    """Finds the checkout around a folder."""
     folder = checkout_above(start)
     if folder is None:
         raise NoCheckout(f"{start}: not inside a checkout (no images/ and lockfiles/ above it)")

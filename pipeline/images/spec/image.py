@@ -152,7 +152,7 @@ VariantLabel = Annotated[str, StringConstraints(pattern=r"^[0-9a-z._]{1,16}$")]
 
 
 def _is_unset(value: object) -> bool:
-    # what came later counts in hashes of specs only where it is used: none that is locked may move
+    # newer fields count in hashes of specs only where they are used: no lock may become stale
     return not value
 
 
@@ -368,9 +368,9 @@ class ImageSpec(Frozen):
         return self.slim is not None and self.name.endswith(SLIM)
 
     def dumped(self) -> dict[str, Any]:
-        """All of the spec, as hashes cover it; what came later counts only where it is used."""
+        """All of the spec, as hashes cover it; newer fields count only where they are used."""
         later = {name for name in ("compiled", "warm") if not getattr(self, name)}
-        # who accepts an advisory need not build and publish the same bytes again
+        # accepting an advisory must not make anyone build and publish the same bytes again
         # the whole image stays as it is whatever its variant leaves out
         later |= set() if self.is_slim else {"slim"}
         return self.model_dump(mode="json", by_alias=True, exclude={*later, "advisories"})
@@ -471,7 +471,7 @@ class ImageFile(ImageSpec):
 
 
 def _merged(body: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    # only mappings have more than one source; a list takes the place of a list
+    # only mappings are merged; a list replaces a list
     inner = {
         key: _merged(body[key], value)
         for key, value in own.items()

@@ -1,4 +1,4 @@
-"""Specs that are written for people to go on with: an image.yaml, one more patch in a series.
+"""Writes specs for people to go on with: an image.yaml, one more patch in a series.
 
 Edits go where they belong in the text; every other byte of a file stays.
 """
@@ -77,7 +77,7 @@ def copy_image(checkout: Checkout, name: str, like: str) -> Path:
 
 
 def add_to_series(checkout: Checkout, spec: ImageSpec, patch: PatchSpec, text: str) -> list[Path]:
-    """Put a patch beside the others of an image, last in its series; returns what was written."""
+    """Put a patch next to the others of an image, last in its series; return what was written."""
     folder = checkout.folder(spec.name)
     series = folder / (spec.patches or SERIES)
     # the patch first: a series must not name a file that is not there
@@ -146,9 +146,9 @@ def _indented(entries: list[dict[str, object]], column: int) -> str:
 
 
 def with_hashes(text: str, hashes: Mapping[tuple[int, int], Mapping[str, str]]) -> str:
-    """The text with `before` and `after` of some files replaced, or added where they are missing.
+    """Replaces `before` and `after` of some files in the text, or adds them where they are missing.
 
-    By position, that of an entry and of a file in it, and not by the old value: new entries may
+    It goes by the position of an entry and of a file in it, not by the old value: new entries may
     have none, or all the same one.
     """
     patches = _fields(yaml.compose(text, Loader=yaml.SafeLoader))["patches"]

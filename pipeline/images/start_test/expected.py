@@ -50,7 +50,7 @@ class ParserWanted(Frozen):
 
 
 class StartExpectations(Frozen):
-    """All that the checks inside the image look at; `checks` is in the order of the run."""
+    """What the checks inside the image look at; `checks` is in the order of the run."""
 
     checks: list[str]
     user: str

@@ -127,7 +127,7 @@ def _run_checks(
     *,
     is_emulated: bool,
 ) -> list[RunTest]:
-    """Runs all checks in the image; one that was not reached has failed."""
+    """Runs all checks in the image; a check that the run did not reach has failed."""
     owners = read_owners(store, image, wanted.folders)
     results: list[tuple[str, RunTest]] = []
     rest: list[str] = []
@@ -215,7 +215,7 @@ def _container(
             passwd = (root or scratch) / "etc/passwd"
             lines = passwd.read_text(encoding="utf-8", errors="replace").splitlines()
         entries = [line.split(":") for line in lines]
-        # lines that cannot be read are skipped
+        # skip lines that cannot be read
         sound = [e for e in entries if len(e) == 7 and e[2].isdigit() and e[3].isdigit()]
         accounts = {e[0]: (int(e[2]), int(e[3]), e[5]) for e in sound}
         # a config's user is a number or the name of an account

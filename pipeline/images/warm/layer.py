@@ -48,7 +48,7 @@ class IndexedEntry(Frozen):
 
 
 class LackingKernel(Frozen):
-    """A kernel that a case names and the layer has not, and why."""
+    """A kernel that a case names and the layer lacks, and why."""
 
     case: str
     kernel: str

@@ -46,7 +46,7 @@ _PIECES = 2048
 
 @dataclass(slots=True, eq=False)
 class BenchAnswer(FramedAnswer):
-    """What has come of one streamed answer."""
+    """What has arrived of one streamed answer."""
 
     keep_all: bool = False  # of its text, and not only the end
     times: array[float] = field(default_factory=lambda: array("d"))  # of each event with text
@@ -150,7 +150,7 @@ def loops(text: str) -> str:
 
 
 class Failed(Exception):
-    """There was no whole answer."""
+    """The server gave no whole answer."""
 
     def __init__(self, kind: Failure, message: str) -> None:
         super().__init__(message)
@@ -205,7 +205,7 @@ class Connection(asyncio.Protocol):
         self.fail("lost", f"the connection ended {when}")
 
     def fail(self, kind: Failure, message: str) -> None:
-        """Give the answer up, and the connection with it."""
+        """Give up the answer, and the connection with it."""
         self._end(Failed(kind, message))
 
     def _end(self, error: Failed | None = None) -> None:
@@ -224,7 +224,7 @@ class Connection(asyncio.Protocol):
         return self._waiter is not None
 
     def close(self) -> None:
-        """At once: what is still unsent or unread is of no use."""
+        """Close at once: nobody needs what is still unsent or unread."""
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
@@ -251,7 +251,7 @@ async def open_connection(
 
 
 def run_loop(work: Coroutine[Any, Any, None]) -> None:
-    """Work to its end, with as many sockets as the machine allows."""
+    """Runs work to its end, with as many sockets as the machine allows."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if uvloop else None) as runner:

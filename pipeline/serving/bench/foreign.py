@@ -1,7 +1,7 @@
 """Results of vLLM's, SGLang's and aiperf's benchmarks, for a look side by side.
 
-A number of theirs counts as one of ours only where both are defined alike; otherwise it keeps its
-own name, and the difference is named. A file may be hostile: all is bounded.
+A number of theirs counts as one of ours only if both are defined alike; otherwise it keeps its own
+name, and we name the difference. A file may be hostile: everything is bounded.
 
 - `vllm bench serve --save-result`, also appended, and the folders of `vllm bench sweep`: read in
   vllm/benchmarks/serve.py, lib/endpoint_request_func.py and sweep/serve.py of vllm-project/vllm. A
@@ -71,7 +71,7 @@ class ForeignCell(Frozen):
 
 
 class ForeignRun(Frozen):
-    """A file or folder of another program."""
+    """The results in a file or folder of another program."""
 
     program: Program
     file: str
@@ -194,7 +194,7 @@ def _leaves(value: Any, path: str = "", depth: int = 0) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """A number that can be computed with; True is none."""
+    """Whether we can calculate with a value; True is no number."""
     try:
         is_one = isinstance(value, int | float) and not isinstance(value, bool)
         return is_one and abs(float(value)) <= _LARGEST
@@ -214,7 +214,7 @@ def _quantile(metric: str, statistic: str) -> str | None:
 
 
 def _settings(values: Mapping[str, Any], leave: Iterable[str] = ()) -> dict[str, str]:
-    """Everything that is one value, as one line of text each: also fields that we do not know."""
+    """Every single value as one line of text, unknown fields too."""
     settings = {}
     for name, value in values.items():
         if name not in leave and isinstance(value, str | int | float) and value != "":
@@ -225,7 +225,7 @@ def _settings(values: Mapping[str, Any], leave: Iterable[str] = ()) -> dict[str,
 
 
 def _cell_name(concurrency: Any, rate: Any) -> str:
-    """As our own cells are called: c128, r4."""
+    """Names a cell like our own: c128, r4."""
     if _is_number(concurrency) and concurrency:
         return f"c{concurrency:g}"
     return f"r{rate:g}" if _is_number(rate) and rate else "all"
@@ -240,7 +240,7 @@ _FIELDS: dict[Program, set[str]] = {
 
 
 def read_foreign(path: Path) -> ForeignRun:
-    """The result of another program, by its file or folder."""
+    """Reads the result of another program from its file or folder."""
     values, digest = _read_all(path)
     objects = [value for value in values if isinstance(value, dict)]
     for program, fields in _FIELDS.items() if objects and objects[0] is values[0] else ():

@@ -37,7 +37,7 @@ class TrialChecks:
         self._gaps = self._together = self._padded = 0
 
     def through(self, rows: Iterable[RequestRow]) -> Iterator[RequestRow]:
-        """The same rows."""
+        """Yields the same rows."""
         for row in rows:
             yield row
             self._requests += 1
@@ -171,7 +171,7 @@ def sample_marks(samples: Samples, metrics: Metrics) -> list[Mark]:
         width = min((each for each in card.pcie_width if each is not None), default=None)
         if card.pcie_width_most and width is not None and width < card.pcie_width_most:
             found.append(("link-errors", f"{of} PCIe x{width} of x{card.pcie_width_most}"))
-        # a card at rest lowers its generation by itself: the best of a trial is that under load
+        # a card at rest lowers its own generation: the best one in a trial is that under load
         speed = max((each for each in card.pcie_generation if each is not None), default=None)
         if card.pcie_generation_most and speed is not None and speed < card.pcie_generation_most:
             found.append(("link-errors", f"{of} PCIe {speed}.0 of {card.pcie_generation_most}.0"))

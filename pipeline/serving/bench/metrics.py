@@ -1,6 +1,6 @@
 """Computes each metric from the raw requests; `metrics.yaml` defines them for people.
 
-Everybody can compute them again from `requests.jsonl`: nothing else goes in, but for energy and
+Anybody can compute them again from `requests.jsonl`: nothing else goes in, except for energy and
 speculation, which are sampled.
 """
 
@@ -215,7 +215,7 @@ def metrics_of(
     known = {name: None if value is None else _rounded(value) for name, value in numbers.items()}
     spread = {name: quantiles(values) for name, values in sums.values.items()}
     drafts = (speculated or Speculated())._asdict()
-    # none of them told: the server does not say what it had in its cache
+    # no row has it: the server does not say what it had in its cache
     cached = {"cached_tokens": counts.get("cached_tokens")}
     return Metrics.model_validate(
         {**whole, **cached, **known, **spread, **drafts, **sums.interference, **sums.trace}
@@ -223,21 +223,21 @@ def metrics_of(
 
 
 def added(values: Iterable[float]) -> float:
-    """A sum from left to right, alike in every Python.
+    """Sums from left to right, alike in every Python.
 
-    From 3.12 on `sum` makes up for what each addition of floats rounds away; what was signed by
-    3.11 is computed again by this.
+    From 3.12 on, `sum` compensates for what each addition of floats rounds away; this function
+    gives the numbers again that 3.11 signed.
     """
     return reduce(operator.add, values, 0.0)
 
 
 def _rounded(value: float) -> float:
-    """Six digits after the point: clocks are not finer, and two Pythons write the same."""
+    """Rounds to six decimals: clocks are not finer, and two Pythons write the same."""
     return round(value, 6)
 
 
 def quantiles(values: Sequence[float]) -> Quantiles | None:
-    """A distribution of values in any order; none of no values."""
+    """The distribution of values in any order; none if there are no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -257,7 +257,7 @@ def quantiles(values: Sequence[float]) -> Quantiles | None:
 
 
 def flat(metrics: Metrics) -> dict[str, float]:
-    """Every number by its name: `output_tok_s`, `ttft_ms.p99` …; what is not known is left out."""
+    """Every known number by its name: `output_tok_s`, `ttft_ms.p99` …."""
     result: dict[str, float] = {}
     for name, value in metrics.model_dump().items():
         if isinstance(value, dict):
@@ -277,7 +277,7 @@ def intervals(trials: Sequence[model.Trial]) -> dict[str, Interval]:
 def independent_numbers(trials: Sequence[model.Trial]) -> list[dict[str, float]]:
     """The numbers of each good trial; of several starts of the engine, the means of each start.
 
-    Trials of one start share what it left behind, so that more of them say nothing of another.
+    Trials of one start share its state, so more of them say nothing about another start.
     """
     good = [trial for trial in trials if not trial.void]
     if any(trial.start is None for trial in good):
@@ -337,7 +337,7 @@ def speculated(engine: model.EngineSeries | None) -> Speculated:
 
 
 def energy_j(series: Sequence[model.GpuSeries]) -> float | None:
-    """Of all cards over the readings, by the trapezoid rule; none where a card does not say."""
+    """The energy of all cards, by the trapezoid rule; none if a card does not say."""
     total = 0.0
     for card in series:
         points = [(at, w) for at, w in zip(card.at_s, card.power_w, strict=True) if w is not None]

@@ -1,7 +1,7 @@
 """The result of a benchmark: closed values that go into evidence and into reports.
 
-A run is a folder with two files. `bench.json` is a `Run`; `requests.jsonl` has a `RequestRow` a
-line, for every request of every trial, good or bad; a trial names its lines and their digest. The
+A run is a folder with two files. `bench.json` is a `BenchRun`; `requests.jsonl` has a `RequestRow`
+a line, for every request of every trial, good or bad; a trial names its lines and their digest. The
 lines of a void trial stay when it is repeated, and its cell names them.
 """
 
@@ -25,7 +25,7 @@ Failure: TypeAlias = Literal[
     "empty",  # a whole answer without any text
     "stopped",  # by Ctrl-C
 ]
-# Why a number is to be taken with care; its message says more.
+# Why a reader must take a number with care; its message says more.
 MarkKind: TypeAlias = Literal[
     "client-limited",  # the client, not the server, was the limit
     "client-unmeasured",  # the client did not measure itself at this concurrency
@@ -199,7 +199,7 @@ class Metrics(Frozen):
     capture_s: WhereKnown = None
 
 
-# Of an engine's start, so that no request tells them.
+# These are about an engine's start, so no request shows them.
 OF_A_START = (
     *("ready_s", "start_to_first_token_s", "start_to_right_answer_s"),
     *("pull_s", "pull_to_right_answer_s"),
@@ -371,7 +371,7 @@ class BenchRun(Frozen):
     """The whole of `bench.json`."""
 
     format: Annotated[Literal["sm120-bench/1"], FILE_VERSION] = "sm120-bench/1"
-    # partial: stopped before all cells were done; the same command goes on with it
+    # partial: stopped before all cells were done; the same command resumes it
     state: Literal["complete", "partial"]
     why_partial: str = ""
     started: Stamp
@@ -384,5 +384,5 @@ class BenchRun(Frozen):
     cells: list[CellResult]
     marks: list[Mark] = []  # of the whole run
     nonce: str = ""  # goes into every prompt, so that no cache knows them from an earlier run
-    interruptions: Count = 0  # how often it was stopped and went on
+    interruptions: Count = 0  # how often it was stopped and resumed
     turns: str = ""  # the same for two runs whose trials were measured in turns

@@ -12,7 +12,7 @@ MOST_REQUESTS_BYTES = 8 << 30  # some million requests with 2,000 tokens each
 
 
 def run_folder(path: Path) -> Path:
-    """The folder of a run, named by itself or by its file."""
+    """The folder of a run, from the path of the folder or of its file."""
     return path.parent if path.name == RUN_FILE else path
 
 
@@ -28,9 +28,9 @@ def requests_of(folder: Path) -> Path | None:
 
 
 def requests_digest(folder: Path, most_bytes: int) -> str | None:
-    """Of the raw requests; none where the file is missing.
+    """The digest of the raw requests; none if the file is missing.
 
-    A file that is larger than the run claims is not read: it may be a sparse one of any size.
+    Does not read a file that is larger than the run claims: it may be sparse and of any size.
     """
     path = requests_of(folder)
     if path is None:

@@ -1,8 +1,8 @@
 """From a workload to the requests of one trial: pure, so that every worker makes its own share.
 
-The text of prompts is made, not quoted: any amount of it, the same on every machine for the same
-seed, and plain enough that a model answers it as it answers people. Its length in tokens depends on
-the model, so a `Scale` is measured first, with the server's own count.
+It makes the text of prompts, and quotes none: any amount of it, the same on every machine for the
+same seed, and plain enough that a model answers it as it answers people. Its length in tokens
+depends on the model, so a `TokenScale` is measured first, with the server's own count.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TokenScale(Frozen):
 
 
 def fit_scale(few: tuple[int, float], many: tuple[int, float]) -> TokenScale:
-    """From prompts of two known lengths: (words, tokens on average) of each."""
+    """Fits a scale to prompts of two known lengths: (words, tokens on average) of each."""
     per_word = (many[1] - few[1]) / (many[0] - few[0])
     if not 0.2 < per_word < 20:
         raise WorkloadInvalid(
@@ -70,7 +70,7 @@ def _vocabulary() -> dict[str, list[str]]:
 
 
 def words(key: str, count: int, nonce: str = "") -> str:
-    """So many words of text; another key gives another text, a nonce another order of it."""
+    """Makes so many words of text; another key gives another text, a nonce another order of it."""
     known, noise = _vocabulary(), _noise(key)
     left, found = count, []
     while left:
@@ -89,7 +89,7 @@ def words(key: str, count: int, nonce: str = "") -> str:
 
 
 def unique_text(key: str, count: int, prefix: str = "", nonce: str = "") -> str:
-    """A prompt of so many words that shares no beginning with any other, but for its prefix.
+    """Makes a prompt of so many words that shares only its prefix with any other.
 
     With another nonce it has the same sentences, and so the same length: two runs of a workload
     are comparable, though no cache that compares from the start knows the prompts of the first.
@@ -141,7 +141,7 @@ class WorkerJob(Frozen):
 
     @property
     def streams(self) -> int:
-        """Streams of this worker; of a rate: the most at a time."""
+        """Streams of this worker; with a rate, the most at a time."""
         total = min(self.cell.concurrency or self.requests, self.requests)
         return len(range(self.worker, total, self.workers))
 
@@ -204,7 +204,7 @@ def cells_of(workload: Workload) -> list[Cell]:
 def sessions(job: WorkerJob) -> Iterator[Session]:
     """The share of one worker, in order; a session is one request, or a conversation.
 
-    With reads those of the reader come first, and of the writers there is no end.
+    With reads, the reader's sessions come first; in a trial, the writers' sessions never end.
     """
     cell, prompts, seed, scale = job.cell, job.workload.prompts, job.workload.seed, job.scale
     due: Sequence[float] = ()

@@ -26,13 +26,13 @@ _LOCK = ".measuring"
 
 
 def read_run(path: Path) -> BenchRun:
-    """A run by its folder or file; the requests are read apart."""
+    """Reads a run from its folder or file, without its requests."""
     file = run_folder(path) / RUN_FILE
     return run_of(file, read_run_value(file)[1])
 
 
 def run_of(file: Path, value: Any) -> BenchRun:
-    """A run from what its file says."""
+    """Checks the value of a run's file."""
     try:
         return BenchRun.model_validate(value)
     except ValidationError as error:
@@ -52,7 +52,7 @@ def read_run_value(file: Path) -> tuple[bytes, Any]:
 
 
 def workload_digest(workload: Workload) -> str:
-    """What was asked, by digest."""
+    """The digest of what was asked."""
     return sha256_of(canonical_json(workload.model_dump(mode="json")))
 
 
@@ -62,7 +62,7 @@ def run_bytes(run: BenchRun) -> bytes:
 
 
 def write_run(folder: Path, run: BenchRun) -> None:
-    """Whole or not at all: it is written again after each trial."""
+    """Writes a run whole or not at all: this happens after each trial."""
     with atomic_file(folder / RUN_FILE) as out:
         out.write(run_bytes(run))
 
@@ -95,7 +95,7 @@ class StoredRows:
 
 
 def read_request_rows(folder: Path, lines: RequestLines) -> Iterator[RequestRow]:
-    """The requests of a trial; refused once all are read, if they are not those of the run."""
+    """Reads the requests of a trial; refuses them at the end if they are not those of the run."""
     rows = StoredRows(folder, lines)
     yield from rows
     if rows.digest != lines.digest:
@@ -104,7 +104,7 @@ def read_request_rows(folder: Path, lines: RequestLines) -> Iterator[RequestRow]
 
 @contextmanager
 def measured_alone(folder: Path) -> Iterator[None]:
-    """Two programs that measure into one folder would write over each other's requests."""
+    """Locks a folder: two programs would overwrite each other's requests."""
     busy = RunInvalid(
         f"{folder}: another `sm120 bench` is measuring into it",
         "Wait until that one has ended, or name another folder with --output.",
@@ -116,7 +116,7 @@ def measured_alone(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # no other process waits for the lock, so that it need not stay
+            # no other process waits for the lock, so it need not stay
             path.unlink(missing_ok=True)
             # a run that measured nothing leaves no folder
             with suppress(OSError):
@@ -143,7 +143,7 @@ def append_rows(folder: Path, rows: Iterable[RequestRow], at: int) -> RequestLin
                 # before the run names these lines
                 os.fsync(file.fileno())
         except BaseException:
-            # of half a trial nothing is kept; on a full disk the result needs the room
+            # discard half a trial; on a full disk the result needs the room
             with suppress(OSError):
                 os.truncate(path, at)
             raise

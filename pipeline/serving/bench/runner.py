@@ -1,4 +1,4 @@
-"""A whole run: self-test, warm-up, trials, repeats; kept after each trial, so that it can go on."""
+"""A whole run: self-test, warm-up, trials, repeats; kept after each trial, so it can resume."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from pipeline.serving.bench.workers import SweepProgress, Workers
 from pipeline.serving.bench.workload import RandomTokens, Workload
 
 _DRAIN_S = 120.0
-# Of a server that has just begun: kernels may be compiled for its first request. All of an answer
-# has this long, so that one that never ends is not waited for.
+# A server that has just begun may compile kernels for its first request. A whole answer has this
+# long, so that nothing waits for one that never ends.
 _FIRST_ANSWER_S = 300.0
 # Of a rate without a bound, the streams that the client measures itself with.
 _RATE_STREAMS = 256
@@ -65,7 +65,7 @@ class Bench:
     _start: int | None = None  # which start of the engine this is, where there are several
 
     def run(self) -> BenchRun:
-        """From the first cell, or from where an earlier run stopped."""
+        """Runs from the first cell, or from where an earlier run stopped."""
         cells, facts = self._asked()
         with measured_alone(self.folder):
             self._run = self._begun(facts)
@@ -88,7 +88,7 @@ class Bench:
                     left = [c for c in cells if self._good(c) < share and c.name not in void]
                     if left and starts > 1:
                         known = (t.start for c in self._run.cells for t in c.trials)
-                        # a run that goes on does so in a further start
+                        # a resumed run continues in a further start
                         self._start = max((n for n in known if n is not None), default=-1) + 1
                         self._warm.clear()
                     if left and self.restart and not is_first:
@@ -135,14 +135,14 @@ class Bench:
         return cells, facts
 
     def _begun(self, facts: ServerFacts) -> BenchRun:
-        """A new run, or an earlier one of the same inputs; void trials are tried again."""
+        """Begins a run, or resumes one of the same inputs; void trials are tried again."""
         if not (self.folder / RUN_FILE).exists():
             where = f"{self.server.url} with {self.workload.name}"
             log.say(f"Measuring {where}, results in {self.folder}")
             run = begun_run(self.workload, self.inputs, facts)
             return run.model_copy(update={"nonce": secrets.token_hex(4)})
         run = read_run(self.folder)
-        # a run goes on only where all that decides its numbers is the same
+        # a run resumes only if all that decides its numbers is the same
         before, now = run.inputs.model_dump(), self.inputs.model_dump()
         named = {"recipe_name": "recipe", "recipe": "recipe", "host": "host (--host-facts)"}
         named["host_name"] = "host (--on)"
@@ -171,7 +171,7 @@ class Bench:
 
     @contextmanager
     def _written_on_failure(self) -> Iterator[None]:
-        """However it ends, the file says how far it came."""
+        """Writes on a failure how far the run came."""
         try:
             yield
         except KeyboardInterrupt:
@@ -188,7 +188,7 @@ class Bench:
         return self._run
 
     def _test_self(self, cells: Sequence[Cell]) -> None:
-        """Once for each concurrency of the run."""
+        """Tests the client once for each concurrency."""
         known = {test.concurrency for test in self._run.self_tests}
         streams = {_streams(cell) for cell in cells} if self.self_test else set()
         for concurrency in sorted(streams - known):
@@ -207,7 +207,7 @@ class Bench:
             self._scale = self.server.scale(facts.model, seed, limit_s, facts.context_tokens)
 
     def _run_next(self, cell: Cell, progress: SweepProgress) -> bool:
-        """Measure the next trial of a cell; whether there is one more."""
+        """Measure the next trial of a cell; return whether there is one more."""
         done, repeats = {each.cell.name: each for each in self._run.cells}, self.workload.repeats
         known = done.get(cell.name)
         # a cell ends with its first void trial
@@ -251,7 +251,7 @@ class Bench:
 
     def _run_trial(self, cell: Cell, number: int, progress: SweepProgress) -> Trial:
         warmed, cold = 0, []
-        # once in a cell, and once more where it is gone on with: the server may be a fresh one
+        # once in a cell, and again when the run resumes: the server may be a fresh one
         if cell.name not in self._warm:
             wanted = self.workload.warmup_requests
             warmed = min(_streams(cell), cell.requests) if wanted is None else wanted
@@ -319,7 +319,7 @@ class Bench:
                 cell=cell,
                 phase="warm-up" if warm_up else "trial",
                 trial=number,
-                # a server that lives on knows the prompts of the trial that is repeated
+                # a server that is still running knows the prompts of the repeated trial
                 nonce=f"{self._run.nonce} {self._run.interruptions}",
                 requests=warm_up or cell.requests,
                 worker=worker,
@@ -332,9 +332,9 @@ class Bench:
 
 
 def measure_in_turns(first: Bench, second: Bench) -> list[BenchRun]:
-    """Two servers, a trial of one and then of the other: what drifts, drifts for both.
+    """Measure two servers, a trial of each in turn: what drifts, drifts for both.
 
-    The order is turned round each time, so that a steady drift cancels out.
+    The order reverses each time, so that a steady drift cancels out.
     """
     both, token = (first, second), secrets.token_hex(8)
     with ExitStack() as stack:
@@ -363,7 +363,7 @@ def measure_in_turns(first: Bench, second: Bench) -> list[BenchRun]:
 
 
 def begun_run(workload: Workload, inputs: Inputs, facts: ServerFacts) -> BenchRun:
-    """A run of which nothing is measured yet."""
+    """A run that has measured nothing yet."""
     now = stamp()
     return BenchRun(
         state="partial",
@@ -399,7 +399,7 @@ def sentence(test: SelfTest) -> str:
 
 @cache
 def client_facts() -> model.ClientFacts:
-    """This program on this machine."""
+    """Describes this program on this machine."""
     # a number names the code that measured it
     folder = Path(__file__).parent
     sources = sorted([*folder.glob("*.py"), *folder.glob("*.yaml")])

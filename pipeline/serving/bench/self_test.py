@@ -33,7 +33,7 @@ _FEWEST_TOKENS, _FEWEST_REQUESTS = 10, 4
 
 @contextmanager
 def stub(ttft_s: float, tpot_s: float) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """The stub in a process of its own: its port, and the process that `truth` asks."""
+    """Runs the stub in its own process; yields its port and the process that `truth` asks."""
     process = start_module("pipeline.serving.bench.stub", str(ttft_s), str(tpot_s))
     try:
         yield int(_read(process)["port"]), process
@@ -50,13 +50,13 @@ def _read(process: subprocess.Popen[bytes]) -> Any:
 
 
 def truth(process: subprocess.Popen[bytes]) -> Any:
-    """What the stub did since it was last asked."""
+    """Asks the stub what it did since the last time."""
     proc.send_line(process, b"")
     return _read(process)
 
 
 def measure_client(concurrency: int, workers: int) -> SelfTest:
-    """One test with so many streams and workers."""
+    """Runs one test with so many streams and workers."""
     tpot_s = max(_FASTEST_TPOT_S, concurrency / _OFFERED_TOK_S)
     tokens = max(_FEWEST_TOKENS, round(_SECONDS / tpot_s))
     requests = max(_FEWEST_REQUESTS, 2 * concurrency)
@@ -116,7 +116,7 @@ def measure_client(concurrency: int, workers: int) -> SelfTest:
 
 
 def measure_self(concurrency: int, workers: int | None) -> SelfTest:
-    """With as many workers as it takes, up to one for each core; or with so many as asked."""
+    """Tests the client with as many workers as it takes, up to one a core; or as many as asked."""
 
     def error(test: SelfTest) -> float:
         return max(abs(test.ttft_error) / MOST_TTFT_ERROR, abs(test.tpot_error) / MOST_TPOT_ERROR)

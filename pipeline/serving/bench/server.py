@@ -112,13 +112,13 @@ def _plain(value: Known[Value]) -> Value | None:
 
 @dataclass
 class MeasuredServer:
-    """One address, asked small things between trials."""
+    """One address, which answers small questions between trials."""
 
     address: Address
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
     has_metrics: bool = True
-    lost: str = ""  # why the last answer that did not come did not
+    lost: str = ""  # why the last missing answer did not come
 
     def _ask(self, method: str, path: str, body: bytes, limit_s: float) -> Raw | None:
         headers, self.lost = {"Content-Type": "application/json", **self.headers}, ""
@@ -132,12 +132,12 @@ class MeasuredServer:
         return None
 
     def get_json(self, path: str) -> Any:
-        """An answer with status 200 as JSON; none where there is none."""
+        """The JSON of an answer with status 200; none if there is no such answer."""
         raw = self._ask("GET", path, b"", _LIMIT_S)
         return _json(raw) if raw and raw.status == 200 else None
 
     def metrics(self) -> MetricsReading | None:
-        """The answer of /metrics now; a server that has none is not asked again."""
+        """Reads /metrics now; never again from a server that has none."""
         raw = self._ask("GET", "/metrics", b"", _LIMIT_S) if self.has_metrics else None
         if raw is None or raw.status != 200:
             return None
@@ -156,9 +156,9 @@ class MeasuredServer:
     def scale(
         self, model: str, seed: int, limit_s: float = 600.0, context: int | None = None
     ) -> TokenScale:
-        """How long prompts must be, by the server's own count.
+        """Measures how long prompts must be, by the server's own count.
 
-        The same texts for the same seed: two runs of a workload aim alike.
+        It sends the same texts for the same seed: two runs of a workload aim alike.
         """
 
         def counted(words: int, texts: int) -> tuple[int, float]:
@@ -193,9 +193,9 @@ class MeasuredServer:
         return fit_scale(counted(*_SHORT_FEW), counted(*_SHORT_MANY))
 
     def wait_until_idle(self, limit_s: float) -> tuple[bool | None, float]:
-        """Wait for all requests to end; whether they did, and how long it took.
+        """Wait for all requests to end; return whether they did, and how long it took.
 
-        Of a server without metrics that is not known: it gets a moment of rest.
+        A server without metrics does not show that: it gets a moment of rest.
         """
         start = time.monotonic()
         while True:

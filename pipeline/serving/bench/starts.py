@@ -43,7 +43,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Starter:
-    """How the engine of a recipe is started and ended."""
+    """How to start and end the engine of a recipe."""
 
     start: Callable[[], Started]  # until it answers
     stop: Callable[[], None]  # also where nothing runs
@@ -73,7 +73,7 @@ def drop_page_cache(folder: Path) -> None:
 
 
 def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: Inputs) -> BenchRun:
-    """Every start of the workload; the last engine goes on running."""
+    """Measures every start of the workload; leaves the last engine running."""
     began, cells = stamp(), cells_of(workload)
     starts: dict[str, list[tuple[str, dict[str, float], RequestRow]]] = {c.name: [] for c in cells}
     with measured_alone(folder):
@@ -98,7 +98,7 @@ def measure_starts(workload: Workload, starter: Starter, folder: Path, inputs: I
                     times = {name: round(value, 3) for name, value in times.items()}
                     starts[cell.name].append((started, {**times, **up.phases}, row))
         facts = server_facts(up.server, None)
-        # only now: an earlier run in the folder stays whole while one of these starts may fail
+        # only now: an earlier run in the folder stays whole as long as a start can still fail
         results, at = [], 0
         for cell in cells:
             trials = []

@@ -52,7 +52,7 @@ class Truth:
 
 
 def event(text: str, number: int) -> bytes:
-    """A token as vLLM writes it, as one chunk."""
+    """A token as one chunk, as vLLM writes it."""
     data = {
         "id": f"chatcmpl-{number:032x}",
         "object": "chat.completion.chunk",
@@ -66,17 +66,17 @@ def event(text: str, number: int) -> bytes:
 
 
 def chunk(data: bytes) -> bytes:
-    """As HTTP/1.1 frames it."""
+    """Frames data as HTTP/1.1 does."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def count_prompt(request: bytes) -> int:
-    """A token for each blank of the messages, which stand last in our requests."""
+    """Counts a token for each blank of the messages, which come last in our requests."""
     return (request.partition(b'"messages":')[2] or request).count(b" ")
 
 
 def usage(prompt_tokens: int, tokens: int) -> dict[str, int]:
-    """As servers count."""
+    """The usage, as servers count it."""
     total = prompt_tokens + tokens
     return {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": total}
 
@@ -131,25 +131,25 @@ class StubConnection(asyncio.Protocol):
             self.write_json(b"200 OK", json.dumps(body).encode())
 
     def answer_get(self, request: bytes) -> None:
-        """The list of models, and health; anything else is not there."""
+        """Answers the list of models and health; anything else is missing."""
         if request.startswith((b"GET /v1/models ", b"GET /health ")):
             self.write_json(b"200 OK", _MODELS)
         else:
             self.write_json(b"404 Not Found", b"{}")
 
     def write_json(self, status: bytes, body: bytes) -> None:
-        """A small answer."""
+        """Writes a small answer."""
         head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         self.transport.write(head % (status, len(body)) + body)
 
     def answer(self, request: bytes, tokens: int) -> None:
-        """A stream of tokens at the known pace."""
+        """Streams tokens at the known pace."""
         asked = time.monotonic()
         self.prompt_tokens = count_prompt(request)
         self.loop.call_later(self.pacing.ttft_s, self.write_token, asked, 0.0, 0, tokens)
 
     def write_token(self, asked: float, first: float, number: int, tokens: int) -> None:
-        """One token, and the time of the next."""
+        """Writes one token, and plans the next."""
         now = time.monotonic()
         # the place in the list differs by connection, so that answers differ
         data = _EVENTS[(number * 7 + number // len(_EVENTS) + int(asked * 1e6)) % len(_EVENTS)]
@@ -157,7 +157,7 @@ class StubConnection(asyncio.Protocol):
         first = first or now
         if number + 1 < tokens:
             self.transport.write(data)
-            # from the first on: what one token was late, the next makes up
+            # counted from the first token: if one is late, the next makes up for it
             due = first + (number + 1) * self.pacing.tpot_s
             delay = max(0.0, due - now)
             self.loop.call_later(delay, self.write_token, asked, first, number + 1, tokens)

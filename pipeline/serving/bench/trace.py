@@ -101,7 +101,7 @@ class TraceRequest(NamedTuple):
 
 
 def read_trace(path: Path, prompts: TracePrompts) -> list[list[TraceRequest]]:
-    """The sessions of a trace in the order of their first requests; what cannot be is refused."""
+    """Reads a trace's sessions in the order of their first requests; refuses impossible ones."""
     if not path.is_file():
         hint = "`path` of the workload's `prompts` begins at the folder of the workload's file."
         raise WorkloadInvalid(f"{path}: is not there", hint)
@@ -188,7 +188,7 @@ def read_trace(path: Path, prompts: TracePrompts) -> list[list[TraceRequest]]:
 def replayed_sessions(
     path: Path, prompts: TracePrompts, least: int = 0
 ) -> list[list[TraceRequest]]:
-    """The sessions of a trace as the workload takes them; refused where they are too few."""
+    """Reads the sessions of a trace as the workload takes them; refuses too few."""
     every = read_trace(path, prompts)
     if most := prompts.most_input:
         # what does not fit into a context ends its session, as it would end the agent's
@@ -205,7 +205,7 @@ def replayed_sessions(
 
 
 def trace_sessions(job: WorkerJob) -> Iterator[Session]:
-    """The share of one worker of a replayed trace."""
+    """One worker's share of a replayed trace."""
     prompts = job.workload.prompts
     assert isinstance(prompts, TracePrompts)
     least = job.requests if job.phase == "trial" else 0
@@ -221,7 +221,7 @@ def trace_sessions(job: WorkerJob) -> Iterator[Session]:
         repeated[id(request)] = min(hits * request.block_tokens, request.input)
         known.update(request.blocks)
     texts: dict[tuple[str, int], str] = {}
-    # other words in each trial: a server that lives on knows those of the one before
+    # other words in each trial: a server that is still running knows those of the last trial
     key = f"{job.workload.seed} {job.nonce} {job.phase} {job.trial} block"
     head = f"[{hashlib.sha256(key.encode()).hexdigest()[:12]}]"
     first_s, total = chosen[0][0].at_s, 0

@@ -1,8 +1,8 @@
 """A process that sends its share of the requests of a trial and times every answer.
 
-`python -m pipeline.serving.bench.worker` reads a `Job` on stdin, gets ready, says so,
-waits for the word to go, and writes a line for each request once the last is done: it handles
-nothing but requests meanwhile. It ends when its stdin does.
+`python -m pipeline.serving.bench.worker` reads a `WorkerJob` on stdin, gets ready, says so, waits
+for the word to go, and writes a line for each request once the last is done: meanwhile it handles
+nothing but requests. It ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _MESSAGE_CHARACTERS = 300
 _OF_PLANNED = (
     *("number", "conversation", "turn", "part", "repeated_tokens", "asked_input", "asked_output"),
 )
-# So many failures, or one for each stream, and the rest is not sent: the trial is void anyway.
+# After so many failures, or one a stream, the rest is not sent: the trial is void anyway.
 _FEWEST_FAILURES = 32
 _MOST_TOKENS = 1 << 40
-# None writes more events than tokens; a stream of so many has no end, and would last for hours.
+# No server writes more events than tokens; a stream of so many would last for hours.
 _MOST_EVENTS, _MORE_EVENTS = 4, 1000
 
 
@@ -91,7 +91,7 @@ class WorkerRun:
 
     @cached_property
     def tls(self) -> ssl.SSLContext | None:
-        """Read once: it holds all CAs of the machine."""
+        """The TLS settings, read once: they hold all CAs of the machine."""
         return tls_context() if self.job.address.is_tls else None
 
     def rows(self) -> Iterator[RequestRow]:
@@ -225,7 +225,7 @@ class WorkerRun:
             *(f"{name}: {value}" for name, value in job.headers.items()),
         ]
         whole = "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
-        planned.body, planned.messages = b"", ()  # long prompts are not kept for their row
+        planned.body, planned.messages = b"", ()  # a row does not keep long prompts
         try:
             answer = await self._attempts(sent, whole, keep_all)
             if answer.status != 200:
@@ -290,7 +290,7 @@ class WorkerRun:
             if answer.status not in _RETRIED or sent.retries >= limits.retries:
                 return answer
             sent.retries += 1
-            # as long as the server asks for; else a little longer each time
+            # waits as long as the server asks; else a little longer each time
             asked_s = retry_after_s(answer.headers.get("retry-after", ""))
             wait_s = 0.25 * 2**sent.retries if asked_s is None else asked_s
             await asyncio.sleep(min(wait_s, _MOST_WAIT_S))
@@ -324,7 +324,7 @@ class WorkerRun:
 
 
 def _count(table: Any, name: str) -> int | None:
-    """A count that a server gave; none where it is no count."""
+    """A count that a server gave; none if it is no count."""
     value = table.get(name) if isinstance(table, dict) else None
     if not isinstance(value, int) or isinstance(value, bool):
         return None
@@ -337,7 +337,7 @@ def _say(**message: Any) -> None:
 
 
 async def prepared(job: WorkerJob) -> tuple[WorkerRun, Iterator[Session]]:
-    """Everything but the requests themselves: prompts are made and connections are open."""
+    """Prepares all but the requests themselves: makes prompts and opens connections."""
     # beside reads there is no last writer: those beyond the fewest are made as they are needed
     is_trace = isinstance(job.workload.prompts, TracePrompts)
     todo = trace_sessions(job) if is_trace else sessions(job)
@@ -368,7 +368,7 @@ async def _work(job: WorkerJob) -> None:
     share.origin = json.loads(line)["start_at"]
 
     def end_with_stdin() -> None:
-        """The parent is gone, or wants us to stop."""
+        """Ends with stdin: the parent is gone, or wants us to stop."""
         sys.stdin.buffer.read()
         os._exit(0)
 

@@ -26,7 +26,7 @@ Progress = Callable[[int, int, int], None]
 
 
 def start_module(module: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """A module of ours as a process to talk with."""
+    """Starts a module of ours as a process to talk with."""
     # -P: a folder named `pipeline` where the user happens to be is not ours
     names = ("PYTHONPATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
     return proc.talk(
@@ -45,7 +45,7 @@ class WorkerStats:
 
     @property
     def share(self) -> float:
-        """Of one core."""
+        """The share of one core."""
         return self.cpu_s / self.wall_s if self.wall_s else 0.0
 
 
@@ -139,7 +139,7 @@ class SweepProgress:
         self._seconds: dict[str, float] = {}  # for each request of a cell
 
     def skip(self, cell: Cell, trials: int) -> None:
-        """Trials that are done already, or will not be done."""
+        """Leaves out trials that are already done, or will not be done."""
         self._left[cell.name] = max(0, self._left[cell.name] - trials)
 
     @contextmanager
@@ -172,7 +172,7 @@ class SweepProgress:
         self.skip(cell, 1)
 
     def ended(self, cell: Cell, metrics: Metrics, void: Sequence[str]) -> None:
-        """One line about the trial."""
+        """Prints one line about the trial."""
         self._seconds[cell.name] = metrics.duration_s / max(1, metrics.requests)
         if void:
             # the numbers of such a trial are better than the truth

@@ -179,7 +179,7 @@ class RequestLimits(Frozen):
     """When a request counts as lost, and what is tried again."""
 
     connect_s: Seconds = 30.0
-    first_token_s: Seconds = 1800.0  # deep queues are part of what is measured
+    first_token_s: Seconds = 1800.0  # deep queues are part of the measurement
     stall_s: Seconds = 120.0  # no byte for so long, once text has begun
     request_s: Seconds = 7200.0
     retries: Annotated[int, Field(ge=0, le=100)] = 3  # of 429 and 503, as the server asks

@@ -49,7 +49,7 @@ class FitAnswer(Frozen):
 
 
 def answer(model: Architecture, question: FitQuestion) -> FitAnswer:
-    """A model under tensor parallelism on equal cards."""
+    """Answers for a model under tensor parallelism on equal cards."""
     if question.context > model.context:
         raise DoesNotFit(
             f"--ctx {question.context}: the model has only {model.context} positions",
@@ -156,7 +156,7 @@ _SHARES = {
 
 
 def needed_fraction(room: MemoryBudget, question: FitQuestion) -> float | None:
-    """The share under which one request fits, where what it leaves suffices for the rest."""
+    """The share with which one request fits, if it leaves enough for the rest."""
     needed = (question.context * room.kv_token_bytes + room.request_bytes) / room.kv_part
     lacking = math.ceil(needed) - room.kv_bytes
     lacking += eng.margin_bytes(question, room.weights_bytes)

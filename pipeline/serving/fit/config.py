@@ -1,7 +1,7 @@
 """A config.json as an architecture: by the parts it names, not by the model's name.
 
-A part that is not understood is counted on the side that needs more, with the reason; a number
-that is missing or cannot be is refused.
+It counts a part that it does not understand on the side that needs more, with the reason; it
+refuses a number that is missing or impossible.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def read_precision(
 
 
 def _matcher(name: str) -> Callable[[str], object]:
-    """Whether a module is meant by an entry of a list of exceptions."""
+    """Whether an entry of a list of exceptions means a module."""
     if name.startswith("re:"):
         try:
             return re.compile(name[3:]).match
@@ -265,7 +265,7 @@ def _compressed_tensors(quant: Mapping[str, Any]) -> Scheme:
     groups = quant.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise ModelUnreadable("quantization_config: config_groups: is missing")
-    # with several, each module's group is found by patterns that we would have to imitate
+    # with several, patterns choose each module's group, and we would have to imitate them
     if len(groups) != 1:
         raise _UnknownMethod(f"config_groups has {len(groups)} groups")
     weights = table_field(table_field(groups, next(iter(groups))), "weights")

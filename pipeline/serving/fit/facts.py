@@ -70,7 +70,7 @@ def recipe_of(repository: str, quant: str) -> tuple[ModelFact, GgufRecipe] | Non
 
 def from_recipe(model: Architecture, recipe: GgufRecipe) -> GgufModel:
     """The tensors that a published recipe gives for a DeepSeek-like model."""
-    # the names and shapes below are those of DeepSeek's architecture, which Kimi has too
+    # the names and shapes below are those of DeepSeek's architecture, which Kimi shares
     if not isinstance(model.attention, Mla) or model.moe is None:
         raise ModelUnreadable(f"{recipe.repository}: recipes need an MLA model with experts")
     tensors = [

@@ -13,7 +13,7 @@ _LONGEST = 60  # of a value in a message
 
 
 def describe_value(value: object) -> str:
-    """A value for a message: short, and without anything that a terminal would act on."""
+    """Writes a value for a message: short, and with nothing that a terminal would act on."""
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
@@ -30,7 +30,7 @@ def count_field(table: Table, *keys: str) -> int:
 
 
 def few(table: Table, *keys: str) -> int:
-    """Like `count`, but the number may be missing or 0."""
+    """Like `count_field`, but the number may be missing or 0."""
     key = next((k for k in keys if table.get(k)), None)
     return 0 if key is None else count_field(table, key)
 

@@ -144,7 +144,7 @@ class _HeaderReader:
         return None
 
     def tensor(self) -> tuple[GgufTensor, int]:
-        """A tensor without the extra bytes of its rows, and where it begins."""
+        """Reads a tensor without the extra bytes of its rows, and where it begins."""
         name = self.string("a tensor's name", _MOST_NAME)
         n = self.number("I", name)
         self.require(1 <= n <= _MOST_DIMENSIONS, f"{name} has {n} dimensions")
@@ -216,7 +216,7 @@ class GgufModel:
 
 
 def gguf_header(path: Path, kept: Collection[str] = ()) -> GgufHeader:
-    """The head of one file; lists of texts only of the keys that are `kept`."""
+    """Reads the head of one file; lists of texts only for the `kept` keys."""
     try:
         with path.open("rb") as handle:
             return _HeaderReader(handle, path, kept).header()
@@ -247,7 +247,7 @@ def read_gguf(path: Path) -> GgufModel:
 
 
 def gguf_parts(path: Path) -> list[Path]:
-    """All files of a model that was split, in order; else the file alone."""
+    """All files of a split model, in order; else the file alone."""
     named = _PART.fullmatch(path.name)
     if named is None:
         return [path]

@@ -99,7 +99,7 @@ def layer_count(text: Table) -> int:
 
 
 def read_mixers(text: Table, bounds: list[str]) -> list[Mixer]:
-    """Groups of layers of one kind; what is not understood is added to the bounds."""
+    """Reads groups of layers of one kind; adds what it does not understand to the bounds."""
     for key in sorted(set(text) - _KNOWN_PATTERNS):
         # a list, a text or a number above 1 of this name makes layers differ
         if _PATTERN.search(key) and text[key] not in (None, False, 0, 1, "", [], {}):

@@ -47,7 +47,7 @@ class TensorRule:
         return re.search(self.pattern, tensor) is not None
 
     def flag(self) -> str:
-        """As a shell takes it."""
+        """The rule as a shell takes it."""
         return f'-ot "{self.pattern}={self.device}"'
 
 
@@ -96,7 +96,7 @@ class CardLoad:
 
 @dataclass(frozen=True)
 class Layout:
-    """Rules, and what they come to."""
+    """Rules, and what each card then holds."""
 
     rules: list[TensorRule]
     loads: list[CardLoad]
@@ -193,9 +193,9 @@ def _kv_bytes(values: int, kv: Kv) -> int:
 def _loads(
     model: GgufModel, machine: FitMachine, batch: Batch, rules: list[TensorRule]
 ) -> list[CardLoad]:
-    """What rules come to on every card, from the table of tensors; the host comes last."""
+    """What each card holds under these rules, by the table of tensors; the host comes last."""
     devices = machine.devices
-    # by what the rules do, and not by what was meant
+    # by what the rules do, and not by what somebody meant
     held: dict[str, list[GgufTensor]] = {device: [] for device in [*devices, CPU]}
     for tensor in model.tensors:
         held[device_of(tensor.name, rules, model.layers, devices)].append(tensor)
@@ -234,7 +234,7 @@ def _loads(
 
 
 def place(model: GgufModel, machine: FitMachine, batch: Batch) -> Layout:
-    """As many layers of experts on the cards as fit beside everything else."""
+    """Puts as many layers of experts on the cards as fit beside everything else."""
     experts, devices = expert_bytes(model.tensors), machine.devices
     # a dense model has nothing to place: the engine puts each layer on its card
     if not experts:

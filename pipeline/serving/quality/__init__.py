@@ -1,4 +1,4 @@
-"""Quality that compares: token counts, tool schemas, agreement with a reference, imported scores.
+"""Compares quality: token counts, tool schemas, agreement with a reference, imported scores.
 
 In: the address of an OpenAI-compatible server, the template and tokenizer of its model, a recorded
 reference. Out: a verdict for each part with its numbers, their intervals and the bar beside them,

@@ -1,6 +1,6 @@
 """Part `agreement`: at fixed places of fixed texts, the server expects what a reference expected.
 
-Teacher-forced: every place is asked with the text before it, so that one other choice does not
+Teacher-forced: it asks for every place with the text before it, so that one other choice does not
 change all that follows.
 """
 
@@ -91,7 +91,7 @@ def first_token(value: Any) -> Token:
 
 
 async def ask_place(session: QualitySession, text: str) -> Token:
-    """What the server says comes next."""
+    """Asks the server what comes next."""
     body = {
         "model": session.model,
         "prompt": text,
@@ -131,12 +131,12 @@ async def record_agreement(
 
 
 def write_reference(path: Path, reference: AgreementReference) -> None:
-    """The same bytes for the same answers."""
+    """Writes a reference: the same bytes for the same answers."""
     write_bytes(path, canonical_json(reference.model_dump(mode="json")) + b"\n")
 
 
 def read_reference(path: Path) -> tuple[AgreementReference, str]:
-    """A recorded reference and its digest."""
+    """Reads a recorded reference and its digest."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ScoresInvalid(f"{path}: is larger than {_MOST_BYTES} bytes")
@@ -161,7 +161,7 @@ class PlaceResult(Frozen):
 
     @classmethod
     def compared(cls, place: RecordedPlace, got: Token, tie_nats: float) -> PlaceResult:
-        """Whether the server expects the same, and how sure it is of it."""
+        """Compares what the server expects, and how sure it is."""
         want, logprob = place.top[0]
         second = place.top[1][1] if len(place.top) > 1 else -1e9
         named = dict(got.top)

@@ -1,6 +1,6 @@
 """Numbers with intervals: shares of cases, and means over groups of places.
 
-A verdict follows from the whole interval: what reaches over the bar on both sides is not decided.
+A verdict follows from the whole interval: one that lies on both sides of the bar decides nothing.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def wilson(good: float, of: float) -> Estimate:
 
 
 def bootstrap(groups: Sequence[Sequence[float]], *, is_share: bool = False) -> Estimate:
-    """The mean over all places; whole groups are drawn, as places of one text hang together.
+    """The mean over all places; draws whole groups, as places of one text depend on each other.
 
-    Of a mean, studentised draws (bootstrap-t: Efron and Tibshirani 1993, chapter 12). Of a share,
+    For a mean, studentised draws (bootstrap-t: Efron and Tibshirani 1993, chapter 12). For a share,
     percentiles of the draws, and no less than Wilson's interval for as many independent places as
-    the groups are worth: near 1 most draws hold no miss, and know nothing of those to come.
+    the groups are worth: near 1, most draws hold no miss, and know nothing of those to come.
     """
     filled = [(math.fsum(group), len(group)) for group in groups if group]
     places = sum(size for _, size in filled)

@@ -16,9 +16,9 @@ PARTS: tuple[PartName, ...] = ("tokens", "schema", "agreement")
 
 
 class QualityPlan(Frozen):
-    """What is asked, and the bars that it is held against.
+    """What a run asks, and the bars that its answers must reach.
 
-    The bars are choices of ours, and stand in every result. A vendor's own stands beside them.
+    We chose the bars, and every result shows them, with a vendor's own beside them.
     """
 
     model: str | None = None  # none: the first that the server names
@@ -40,7 +40,7 @@ class QualityPlan(Frozen):
 
 
 class QualityRow(Frozen):
-    """One thing that was looked at."""
+    """One thing that a part looked at."""
 
     name: str
     verdict: TestVerdict

@@ -31,7 +31,7 @@ class Probe(NamedTuple):
 
 
 def probes(model: ModelText | None, texts: int, places: int, seed: int) -> list[Probe]:
-    """So many texts; without a template they are plain, and hold no protocol."""
+    """Makes so many texts; without a template they are plain, and hold no protocol."""
     made = []
     for number in range(texts):
         dice = Random(f"{seed}-{number}")  # noqa: S311 - texts, no secrets
@@ -102,7 +102,7 @@ def _exchange(dice: Random, number: int) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def _spread(places: Sequence[tuple[int, bool]], most: int) -> Iterator[tuple[int, bool]]:
-    """So many of them, evenly from the first to the last."""
+    """Picks so many of them, evenly from the first to the last."""
     count = min(most, len(places))
     for n in range(count):
         yield places[n * (len(places) - 1) // max(1, count - 1)]

@@ -53,7 +53,7 @@ class _Finished(Frozen):
 async def run_quality(
     session: QualitySession, url: str, jobs: Mapping[PartName, PartJob], folder: Path
 ) -> QualityResult:
-    """Every part, also after one that fails; writes the result and all exchanges to a folder."""
+    """Runs every part, even after one fails; writes the result and all exchanges to a folder."""
     started, begin = stamp(), time.monotonic()
     await session.find_model()
     parts: list[QualityPart] = []
@@ -104,7 +104,7 @@ async def run_quality(
 
 
 def quality_lines(path: Path) -> list[QualityLine]:
-    """A result that was kept, as a report shows it: each part, then its numbers."""
+    """A kept result as a report shows it: each part, then its numbers."""
     file = path / QUALITY_RESULT if path.is_dir() else path
     try:
         data = file.read_bytes()
@@ -139,7 +139,7 @@ def quality_run(
     inputs: Mapping[str, str],
     machine: Mapping[str, str],
 ) -> ImageRun:
-    """A result as it is stated of the image that served; without a recipe it is of an address."""
+    """A result as a statement about the image that served; without a recipe, about an address."""
     tests = [
         RunTest(name=f"{part.name}: verdict", verdict=part.verdict, message=part.message)
         for part in result.parts

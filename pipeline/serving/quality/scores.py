@@ -54,14 +54,14 @@ class ImportedScores(Frozen):
 
     @property
     def verdict(self) -> RunVerdict:
-        """Without a published number nothing is judged."""
+        """The worst of all; unknown without a published number."""
         return worst([score.verdict for score in self.scores], "unknown")
 
 
 def read_scores(
     path: Path, published: PublishedScore | None = None, metric: str | None = None
 ) -> ImportedScores:
-    """The scores of a file, of whichever program; `metric` chooses one of several."""
+    """Reads the scores in any program's file; `metric` chooses one of several."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ScoresInvalid(f"{path}: is larger than {_MOST_BYTES} bytes")
@@ -110,7 +110,7 @@ _Row = tuple[str, str, Any, Any, int | None]
 
 
 def _read(value: dict[str, Any]) -> tuple[_Program, str, dict[str, Any], list[_Row]]:
-    """The program, the model, its parameters and the scores, by the form of the file."""
+    """Reads the program, the model, its parameters and the scores, by the form of the file."""
     rows: list[_Row] = []
     if "eval" in value and "results" in value:
         # inspect-ai: https://inspect.aisi.org.uk/eval-logs.html

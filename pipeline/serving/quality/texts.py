@@ -18,7 +18,7 @@ _TEMPLATE = "tokenizer.chat_template"
 
 
 def served_text(path: Path) -> ModelText:
-    """The template and tokenizer of weights at a path; locked files must be as they are locked."""
+    """The template and tokenizer of weights at a path; locked files must match their lock."""
     if path.is_file():
         return gguf_text(path)
     try:

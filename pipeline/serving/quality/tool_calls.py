@@ -39,7 +39,7 @@ class CallResult(NamedTuple):
 
     @classmethod
     def judged(cls, case: ToolCase, answer: ChatAnswer) -> CallResult:
-        """Whether every call of an answer fits the schema of its tool."""
+        """Judges whether every call of an answer fits the schema of its tool."""
         question = (case.name, answer.is_stream)
         if not answer.calls:
             # a request of a stranger need not lead to a call
@@ -120,7 +120,7 @@ async def judge_schema(session: QualitySession, cases: Sequence[ToolCase]) -> Qu
 
 
 def schema_part(results: Sequence[CallResult], least: float, model: str) -> QualityPart:
-    """The verdict on all results: the whole and the streamed ones are judged apart."""
+    """The verdict on all results; judges the whole and the streamed ones apart."""
     numbers: list[QualityNumber] = []
     verdicts: list[TestVerdict] = []
     common = {"unit": "share", "bar": least, "vendor": vendor_bar(model)}

@@ -49,7 +49,7 @@ class ToolCase:
 
 
 def tool_cases(count: int, seed: int) -> list[ToolCase]:
-    """So many cases; the same for the same seed on every machine."""
+    """Draws so many cases; the same for the same seed on every machine."""
     cases = []
     for number in range(count):
         dice = Random(f"{seed}-{number}")  # noqa: S311 - cases, no secrets
@@ -70,7 +70,7 @@ def tool_cases(count: int, seed: int) -> list[ToolCase]:
 
 
 def _drawn(dice: Random, kind: str, depth: int) -> tuple[dict[str, Any], Any]:
-    """A schema and a value that fits it."""
+    """Draws a schema and a value that fits it."""
     if kind == "object":
         fields = dice.sample(_FIELDS, dice.randint(1, 5))
         kinds = ["string", "integer", "number", "boolean", "enum", "array", "nullable"]
@@ -161,7 +161,7 @@ def read_tool_cases(folder: Path) -> list[ToolCase]:
 
 
 def _lines(files: Sequence[Path]) -> Iterator[tuple[Path, int, bytes]]:
-    """Every line that is not empty, with its place; one that is too long comes cut."""
+    """Yields every line that is not empty, with its place; cuts one that is too long."""
     for path in files:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(_MOST_LINE + 1), b""), 1):

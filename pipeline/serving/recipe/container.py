@@ -154,7 +154,7 @@ def require_count(launch: Launch, gpus: list[Gpu]) -> None:
 
 
 def contained(launch: Launch, target: LaunchTarget) -> ContainerArguments:
-    """The container that `sm120 serve` would start, with what its document has otherwise."""
+    """The container that `sm120 serve` would start, with its document's differences."""
     if launch.cards and target.gpus is not None:
         require_count(launch, target.gpus)
     if target.rdma and launch.environment.get("NCCL_IB_DISABLE") == "1":

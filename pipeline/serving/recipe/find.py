@@ -16,7 +16,7 @@ from pipeline.core.model import NAME
 from pipeline.core.yaml_file import MAX_FILE_BYTES, mistakes, parse_yaml
 from pipeline.serving.recipe.model import Recipe, RecipeFile
 
-# Tables by source: a field of the child takes the place of the parent's, whoever named that one.
+# Tables by source: a field of the child replaces the parent's, whoever named that one.
 _BY_SOURCE = ("flags", "environment")
 _LONGEST_CHAIN = 8
 
@@ -51,7 +51,7 @@ class Recipes:
         raise UnknownRecipe(f"there is no recipe {name!r} ({known})")
 
     def _paths(self) -> dict[str, Path]:
-        """Every file by its name; editors leave hidden ones, and links to nowhere, beside them."""
+        """Every file by its name; leaves out editors' hidden files and links to nowhere."""
         return {
             path.stem: path
             for folder in self.folders
@@ -64,7 +64,7 @@ class Recipes:
         return [path for path, _ in self._chain(name)]
 
     def read(self, name: str) -> Recipe:
-        """A recipe with all that it extends."""
+        """Reads a recipe with all that it extends."""
         (_, body), *children = reversed(self._chain(name))
         for path, child in children:
             if body.get("backing") == "proved":
@@ -111,7 +111,7 @@ class Recipes:
 
 
 def merge(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
-    """The parent with the child's fields: tables are joined, others replaced; null removes."""
+    """Merges the child's fields into the parent: joins tables, replaces others; null removes."""
     result = dict(parent)
     for key, value in child.items():
         before = result.get(key)
@@ -133,7 +133,7 @@ def merge(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
             }
             for source, group in value.items():
                 given = {k: v for k, v in (group or {}).items() if v is not None}
-                # a source that is null is removed
+                # a null source removes the parent's
                 groups[source] = {} if group is None else {**groups.get(source, {}), **given}
             result[key] = {source: group for source, group in groups.items() if group}
     return result

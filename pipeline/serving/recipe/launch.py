@@ -1,4 +1,4 @@
-"""From a recipe to the exact command: what every rendering and every start is made of."""
+"""Turns a recipe into the exact command, from which every rendering and every start follows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WEIGHTS, DRAFT = "/models", "/draft"
 # The field of each engine that a recipe's override takes the place of.
 CONTEXT = {VllmFlags: "max_model_len", SglangFlags: "context_length", LlamaFlags: "ctx_size"}
 MEMORY = {VllmFlags: "gpu_memory_utilization", SglangFlags: "mem_fraction_static"}
-# Where the ranks of an engine meet, by vLLM's default; nothing there asks for a password.
+# Where the ranks of an engine meet, by vLLM's default; it asks nobody for a password.
 MASTER_PORT = 29501
 # The variable by which each engine is told its own address.
 OWN_ADDRESS = {"vllm": "VLLM_HOST_IP", "sglang": "SGLANG_HOST_IP"}
@@ -110,14 +110,14 @@ def plan_launch(
     draft: str = "",
     digest: str | None = None,
 ) -> Launch:
-    """A recipe with a user's overrides, as one exact command."""
+    """Turns a recipe and a user's overrides into one exact command."""
     flags = launch_flags(recipe, overrides)
     if overrides.model_path:
         model, mounts = _given_path(recipe, "MODEL_PATH", overrides.model_path, WEIGHTS)
     else:
         file = (recipe.model.file or "") if isinstance(recipe, LlamaRecipe) else ""
         if isinstance(recipe, LlamaRecipe) and not file:
-            # of a split model the engine is given the first part
+            # the engine gets the first part of a split model
             folder = Path(weights, str(recipe.model.folder))
             parts = sorted(folder.glob("*-00001-of-*.gguf"))
             if len(parts) != 1:
@@ -215,7 +215,7 @@ def node_places(recipe: Recipe, hosts: Sequence[str]) -> dict[int, NodePlace]:
 
 
 def over_nodes(recipe: Recipe, nodes: int) -> Recipe:
-    """A recipe with the cards of all its machines on another number of equal machines."""
+    """Spreads all the cards of a recipe over another number of equal machines."""
     cards = recipe.nodes * recipe.hardware.cards
     if nodes == recipe.nodes:
         return recipe
@@ -319,7 +319,7 @@ def _speculation(recipe: Recipe, spec: Speculation, model: str) -> list[str]:
 
 
 def with_whole_repositories(launch: Launch) -> Launch:
-    """The same launch, with all of a repository mounted where a snapshot of it was named.
+    """The same launch, mounting a whole repository instead of a snapshot of it.
 
     In a cache of the Hub's client, the files of a snapshot are links to ../../blobs, which the
     container must see too.

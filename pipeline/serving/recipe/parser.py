@@ -1,8 +1,8 @@
-"""A launch held against the engine's own argument parser, before anything starts.
+"""Checks a launch against the engine's own argument parser, before anything starts.
 
-An engine names a wrong flag after a minute of imports, on the machine with the cards; some take
-the last of two, or a flag for a value. These checks find the same on any machine, with the nearest
-name.
+An engine reports a wrong flag after a minute of imports, on the machine with the cards; some take
+the last of two, or a flag for a value. These checks find the same on any machine, and suggest the
+nearest name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SIZES = {
 
 
 class FlagProblem(NamedTuple):
-    """Why the engine would not start, or would start with something else than what is written."""
+    """Why the engine would not start, or would start with something other than what is written."""
 
     flag: str  # or the variable, as it is written
     message: str
@@ -194,7 +194,7 @@ def check_flags(launch: Launch, flags: ParserFlags) -> list[FlagProblem]:
             message = "is given twice, and only the last one counts"
             problems.append(FlagProblem(given.written, message))
         elif given.path and (whole := seen.get(f"{given.name}.")):
-            # vLLM puts the parts together and gives them to the flag once more
+            # vLLM joins the parts and passes them to the flag once more
             message = f"only the parts count beside {whole.written}: write all of it in one way"
             problems.append(FlagProblem(given.written, message))
     # flags that exclude each other, by the parser or by the engine's own rules

@@ -3,7 +3,7 @@
 The formats are those of vllm-project/recipes (`models/ORG/REPO.yaml`, CONTRIBUTING.md at 015a26cb),
 sgl-project/sgl-cookbook (`data/models/generated/*/*.yaml` at 3627bcb4) and sgl-project/sglang
 (`docs_new/src/snippets/configs/*/*.jsx` at 1d8c2d38, `docs_new/cookbook/*/*/*.mdx`). They are data
-of strangers: nothing in them is run, and what is not understood is refused, never skipped.
+of strangers: this module runs nothing in them, and refuses, never skips, what it cannot read.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class UpstreamCommand(Frozen):
     model: HubRepository
     words: list[str]  # the arguments of the engine, without the model
     environment: dict[str, str] = {}
-    refused: str = ""  # why it cannot be taken, where its words cannot be read
+    refused: str = ""  # why it cannot be used, if its words cannot be read
 
 
 class _VllmPart(ForeignModel):
@@ -233,7 +233,7 @@ def read_commands(
 
 
 def _of_page(text: str, path: PurePath) -> Iterator[UpstreamCommand]:
-    """The cells of a page of SGLang's cookbook: JavaScript, of which only literals are read."""
+    """The cells of a page of SGLang's cookbook: reads only the literals of its JavaScript."""
     named = _MODEL_NAMES.search(text)
     quoted = re.findall(r"\"([^\"\n]*)\":\s*\"([^\"\n]*)\"", named[1]) if named else []
     models = dict(quoted)
@@ -316,7 +316,7 @@ def _command(
 
 
 def words_of(text: str) -> list[str]:
-    """One plain command as words; anything that a shell would do more than that is refused."""
+    """Splits one plain command into words; refuses anything else that a shell would do."""
     quote = ""
     joined = text.replace("\\\r\n", " ").replace("\\\n", " ")
     lines = [line for line in joined.splitlines() if line.strip() and line.strip()[0] != "#"]

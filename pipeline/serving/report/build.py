@@ -1,4 +1,4 @@
-"""From results, attempts and the published tables that ship here to the data of one report."""
+"""Makes the data of one report from results, attempts and the published tables that ship here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GOOD = ("serving", "stopped", "passed")
 
 @cache
 def all_references() -> tuple[PublishedReference, ...]:
-    """All of them by name, with what follows from their tables and what a document cannot show."""
+    """All published tables by name, with what follows from them and what a document cannot show."""
     why = "the document names no digest of it"
     evidence = [EvidenceLink(name=name, state="unknown", message=why) for name in INPUTS]
     references = []
@@ -47,7 +47,7 @@ def all_references() -> tuple[PublishedReference, ...]:
 
 
 def named_reference(name: str) -> PublishedReference:
-    """One of them."""
+    """The published tables of this name."""
     for reference in all_references():
         if reference.name == name:
             return reference
@@ -55,7 +55,7 @@ def named_reference(name: str) -> PublishedReference:
 
 
 def fitting(runs: Sequence[RunData]) -> list[PublishedReference]:
-    """Those that a run can be drawn beside: a series of theirs has a recipe or lengths of a run's.
+    """The published tables to draw beside runs: a series has the recipe or lengths of a run.
 
     Tokens a second of another workload say nothing about this one.
     """

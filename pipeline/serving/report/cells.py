@@ -26,12 +26,12 @@ class ReportLoad(NamedTuple):
     point: str  # the words after one value
 
     def of(self, cell: ReportCell) -> float | None:
-        """How much it was in a cell."""
+        """The load of a cell."""
         value: float | None = getattr(cell, self.field)
         return value
 
     def text(self, cell: ReportCell) -> str:
-        """The same for people."""
+        """The load of a cell, for people."""
         value = self.of(cell)
         return shown_value(value, 0 if (value or 0) == int(value or 0) else 2)
 
@@ -138,13 +138,13 @@ def _value(cell: ReportCell, metric: Metric, decimals: int) -> Markup | str:
 
 
 def _is_no_peak(cell: ReportCell, name: str) -> bool:
-    """Of a trial shorter than a second, a second's tokens are fewer than its mean: no peak."""
+    """In a trial shorter than a second, this number is below the mean rate: no peak."""
     is_peak = name == "peak_output_tok_s"
     return is_peak and (cell.mean(name) or 0.0) < (cell.mean("output_tok_s") or 0.0)
 
 
 def load_of(series: Series) -> ReportLoad | None:
-    """By what its cells differ; none where they are configurations with names."""
+    """The load by which cells differ; none if they are configurations with names."""
     # equal loads are repeats under other settings, which an axis cannot tell apart
     for load in (_RATE, _CONCURRENCY):
         values = [load.of(cell) for cell in series.cells]

@@ -50,7 +50,7 @@ class ChartScale(NamedTuple):
     is_log: bool = False
 
     def at(self, value: float) -> float:
-        """Where a value is; what lies below the axis, as an interval's end may, is at its end."""
+        """Where a value is; one below the axis, such as an interval's end, is at the axis' end."""
         low, high, place = self.low, self.high, max(value, self.low)
         if self.is_log:
             low, high, place = math.log10(low), math.log10(high), math.log10(place)

@@ -50,7 +50,7 @@ class OpenedReport(NamedTuple):
 
 
 def open_report(page: bytes) -> OpenedReport:
-    """A page of ours, read; one that is not is refused."""
+    """Reads a page of ours; refuses anything else."""
     if len(page) > _MOST_BYTES:
         raise ReportInvalid(f"larger than {_MOST_BYTES} bytes")
     found = list(_DATA.finditer(page))
@@ -70,7 +70,7 @@ def open_report(page: bytes) -> OpenedReport:
 
 
 def check_run(report: OpenedReport, index: int, path: Path) -> list[ReportProblem]:
-    """One run of a report against its folder, or another program's result against its file."""
+    """Compares a run of a report with its folder, or another program's result with its file."""
     at, got = f"/runs/{index}", report.data.runs[index]
     try:
         want = read_run_data(path) if is_run(path) else read_foreign_data(path)

@@ -24,15 +24,15 @@ _THROUGHPUT = (
     ("total_tok_s", "Total (in + out)"),
     ("peak_output_tok_s", "Peak output over 1 s"),
 )
-# What is drawn of all series of a group. Waiting grows by orders of magnitude once a server is
-# full, so that its axis is logarithmic.
+# What charts show of all series of a group. Waiting grows by orders of magnitude once a server is
+# full, so its axis is logarithmic.
 _COMPARED = (
     ("o", "Output throughput", Axis("Output tok/s"), "output_tok_s"),
     ("a", "Total throughput", Axis("Total tok/s (in + out)"), "total_tok_s"),
     ("t", "Time to first token", Axis("TTFT mean, ms", "log"), "ttft_ms.mean"),
     ("p", "Time per output token", Axis("TPOT mean, ms"), "tpot_ms.mean"),
 )
-# What is drawn of a series whose cells are no loads.
+# What charts show of a series whose cells are no loads.
 _CONFIGURATIONS = (
     ("decode_tok_s.mean", "Generation (TG), output tok/s"),
     ("prefill_tok_s.mean", "Prefill (PP), input tok/s"),
@@ -70,7 +70,7 @@ class Placed(NamedTuple):
 
 
 def charts(data: ReportData) -> Markup:
-    """Groups of one workload each: tokens a second of two workloads are not comparable."""
+    """Draws a group for each workload: tokens a second of two workloads are not comparable."""
     groups: dict[str, list[Placed]] = {}
     every = [(measured, series) for measured in data.measured for series in measured.series]
     # one colour for a series on all charts of a page
@@ -110,7 +110,7 @@ def charts(data: ReportData) -> Markup:
 
 
 def _sweeps(key: str, load: ReportLoad, places: Sequence[Placed]) -> Iterator[Markup]:
-    """Each series by itself, then all of them in one chart for each metric."""
+    """Draws each series by itself, then all of them in one chart for each metric."""
     by = f"vs {load.title.lower()}"
     axis = Axis(load.axis, "stepped")
     for i, place in enumerate(places):

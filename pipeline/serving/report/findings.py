@@ -17,9 +17,9 @@ from pipeline.serving.report.model import (
     Series,
 )
 
-# Values of a table are rounded: this near counts as the same.
+# Tables round their values: this near counts as the same.
 _SAME = 0.005
-# Less than this more output for more load is not worth a wait that grows by that factor.
+# A smaller gain in output for more load is not worth a wait that grows by that factor.
 _WORTH, _LONGER = 0.10, 1.5
 # Below this share of its concurrency, a server had less load than the name of a cell says.
 _FEW_IN_FLIGHT = 0.75
@@ -29,7 +29,7 @@ _LENGTHS_OFF = 0.10
 _SEVERAL_AT_ONCE = 1.5
 # Peak last: it may by chance equal one of the others.
 _THROUGHPUT = ("output_tok_s", "total_tok_s", "peak_output_tok_s")
-# What contradicts; `incomplete` and `unsigned` only say how far a check came.
+# Contradictions; `incomplete` and `unsigned` only say how far a check came.
 WRONG = ("changed", "broken")
 
 
@@ -235,7 +235,7 @@ def _speeds(series: Series) -> Iterator[ReportFinding]:
         wait, longer = low.mean("ttft_ms.mean"), high.mean("ttft_ms.mean")
         if not (before and wait and longer and low.concurrency and high.concurrency):
             continue
-        # of trials that err so much that they may be the same, nothing follows
+        # nothing follows from trials that vary so much that they may be the same
         if not _is_apart(low, high, "ttft_ms.mean"):
             continue
         if after < before and not _is_apart(low, high, "output_tok_s"):

@@ -47,7 +47,7 @@ def host_tables(facts: HostFacts) -> tuple[list[Fact], list[Fact]]:
 
 
 def with_host(run: RunData, facts: HostFacts) -> RunData:
-    """A run with the machine that its server ran on."""
+    """Adds to a run the machine that its server ran on."""
     totals = {
         f"GPU {index}": round(gpu.memory_bytes / 2**30, 2)
         for index, gpu in enumerate(gpus_of(facts))

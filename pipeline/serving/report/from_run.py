@@ -40,7 +40,7 @@ NUMBERS = (
 
 
 def read_run_data(path: Path) -> RunData:
-    """A run by its folder or file."""
+    """Reads a run from its folder or file."""
     folder = run_folder(path)
     run = read_run(folder)
     # `bench --output DIR` makes DIR/WORKLOAD: the name that a user chose is the one above
@@ -55,7 +55,7 @@ def read_run_data(path: Path) -> RunData:
 
 
 def run_data(run: BenchRun, *, file: str, digest: str, requests: str | None) -> RunData:
-    """What a report shows of it; a function of the run alone, so that it can be checked."""
+    """What a report shows of a run; a function of the run alone, so that anybody can check it."""
     server, client, inputs, workload = run.server, run.client, run.inputs, run.workload
     name = inputs.recipe_name or server.model
     hardware, software, memory = _setup(run)
@@ -158,12 +158,12 @@ def _cell(result: CellResult) -> ReportCell:
 
 
 def measure_of(interval: Interval) -> Measure:
-    """An interval as a report shows it."""
+    """Shows an interval as a report does."""
     return Measure.model_validate(interval.model_dump())
 
 
 def with_user_speed(numbers: dict[str, Measure]) -> dict[str, Measure]:
-    """With what one user gets while an answer streams: 1 / TPOT."""
+    """Adds what one user gets while an answer streams: 1 / TPOT."""
     tpot = numbers.get("tpot_ms.mean")
     if tpot is None or tpot.mean <= 0:
         return numbers
@@ -178,9 +178,9 @@ _MODEL = ("model", "model_id", "model_name", "model_type", "tokenizer_id")
 
 
 def read_foreign_data(path: Path) -> RunData:
-    """The result of another program, by its file or folder.
+    """Reads the result of another program from its file or folder.
 
-    Its numbers stand under the names of ours that are nearest; where they differ, a note says how.
+    Its numbers get the nearest of our names; where definitions differ, a note says how.
     """
     run = read_foreign(path)
     settings = run.cells[0].settings if run.cells else {}

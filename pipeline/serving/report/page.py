@@ -317,7 +317,7 @@ def _asset(name: str) -> Markup:
 
 
 def table_page(title: str, made: str, tables: Sequence[Markup]) -> bytes:
-    """Tables of a command as a file in the dress of a report; no script and no data of its own."""
+    """Tables of a command as a file that looks like a report; no script and no data of its own."""
     header = element("header", element("h1", title), element("p", made, class_="meta"))
     body = element("body", header, element("main", *tables, id="content"))
     page = element("html", _head(title, "sm120 tables"), body, lang="en")
@@ -349,14 +349,14 @@ def _head(title: str, tool: str) -> Markup:
 
 
 def data_digest(data: ReportData) -> str:
-    """Of the embedded data, however it is spelled."""
+    """The digest of the embedded data, however it is spelled."""
     return sha256_of(canonical_json(data.model_dump(mode="json")))
 
 
 def report_statement(
     name: str, page: bytes, data: ReportData, when: Moment | None = None
 ) -> Statement:
-    """What is claimed of a page: its digest, and the runs that its numbers came from."""
+    """States a page: its digest, and the runs that its numbers came from."""
     runs = [run.digest for run in data.runs]
     claims = Report(title=plain(data.title), runs=runs, data=data_digest(data))
     body = claims.model_dump(mode="json", exclude_unset=True)

@@ -1,4 +1,4 @@
-"""The page as PDF, printed by a browser that is installed: it draws it as readers see it."""
+"""Prints the page as PDF with an installed browser, which draws it as readers see it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PRINT_S = 120
 
 
 def print_pdf(page: bytes, target: Path) -> None:
-    """Write a page as PDF; nothing is written where the browser fails."""
+    """Write a page as PDF; write nothing if the browser fails."""
     # distributions call the same program by different names
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:

@@ -20,7 +20,7 @@ from pipeline.serving.report.build import place_of
 from pipeline.serving.report.from_host import HOST
 from pipeline.serving.report.model import ReportData
 
-# What every vendor's own tokens begin with, so that one is known wherever it stands.
+# What every vendor's own tokens begin with, to recognise one anywhere.
 _TOKEN = re.compile(
     r"\b(?:hf_|gh[oprsu]_|github_pat_|glpat-|nvapi-|sk-|xox[abeprs]-|npm_|pypi-|dckr_pat_|AIza"
     r"|AKIA|ASIA)[\w./+-]{8,}=*"
@@ -89,13 +89,13 @@ class Redactor:
         parts = {part for name in names for part in (name, *name.split("@"))}
         self._known = {part for part in parts if len(part) > 2} - _NOBODY
         self._given: dict[str, str] = {}
-        # a proxy's password or a registry's key may be quoted by whatever failed
+        # whatever failed may quote a proxy's password or a registry's key
         self._secrets = [v for n, v in os.environ.items() if _SECRET_NAME.search(n.upper())]
         self._names: re.Pattern[str] | None = None
         self.learn(())
 
     def learn(self, texts: Collection[str]) -> None:
-        """Whose home folder stands in a text is a name, in other texts, too."""
+        """Learns the owners of home folders in texts, to redact these names anywhere."""
         for text in texts:
             owners = {match[1] or match[2] or "" for match in _HOME.finditer(text)}
             self._known |= {owner for owner in owners if len(owner) > 2} - _NOBODY
@@ -121,7 +121,7 @@ class Redactor:
                 return match[0]
             return replaced("address", match, kept=match[0] in _LOOPBACK)
 
-        # secrets first: half of one is found by nobody
+        # secrets first: no pattern finds half of one
         text = redacted(text, more=self._secrets)
         text = _TOKEN.sub(partial(replaced, "token"), text)
         text = _LABELLED.sub(

@@ -1,4 +1,4 @@
-"""The same report as Markdown, to paste, and its numbers as CSV, to calculate with."""
+"""Writes the same report as Markdown, to paste, and its numbers as CSV, to calculate with."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def render_markdown(data: ReportData) -> bytes:
 
 
 def _escaped(text: str) -> str:
-    """Text of a run cannot end a cell, or become HTML or a link."""
+    """Escapes text of a run, which then cannot end a cell, or become HTML or a link."""
     # the backslash first: those of the others stay
     for sign in "\\`*_[]<>|#":
         text = text.replace(sign, f"\\{sign}")
@@ -170,7 +170,7 @@ def render_paste(title: str, sections: Sequence[PasteSection], redactor: Redacto
     redactor.learn([cell for section in sections for row in section.rows for cell in row])
     lines: list[str] = []
     for section in (each for each in sections if each.rows):
-        # redacted before it is cut: half a secret is found by nobody
+        # redacted before it is cut: no pattern finds half a secret
         shown = [
             [
                 log.printable(" ".join(redactor.text(cell[:_MOST_READ]).split()))[:_MOST_CELL]

@@ -46,7 +46,7 @@ class ServeOptions(Frozen):
     skipped: tuple[str, ...] = ()
 
     def drafting(self, wanted: bool) -> ServeOptions:
-        """The same with speculation turned on or off."""
+        """The same options with speculation turned on or off."""
         overrides = self.overrides.model_copy(update={"enable_eagle3": wanted})
         return self.model_copy(update={"overrides": overrides})
 
@@ -98,7 +98,7 @@ class Attempt:
 
     @property
     def outcome(self) -> str:
-        """The last thing that is known."""
+        """The last known outcome."""
         return self.ends[-1].outcome if self.ends else "unfinished"
 
     @property
@@ -130,7 +130,7 @@ class AttemptList:
         return self.folder / "attempts.jsonl"
 
     def log_path(self, attempt: str) -> Path:
-        """All that an engine printed while it was waited for."""
+        """The file of all that an engine printed during its start."""
         return self.folder / f"{attempt}.log"
 
     def add(self, entry: Begun | Ended) -> None:

@@ -44,7 +44,7 @@ _PATTERNS = [
     for name, texts in LINES.phases.items()
     for text in texts
 ]
-# FlashInfer tells only when it begins and when it ends.
+# FlashInfer only says when it begins and when it ends.
 _TUNING = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?).*Autotuning process (\w+)")
 _RANK = re.compile(r"\b(?:Worker_)?(?:DP\d+_)?(TP\d+)\b|\bpid=(\d+)")
 _CHOICE = re.compile(

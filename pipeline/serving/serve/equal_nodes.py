@@ -18,7 +18,7 @@ _RULE = "nodes"
 
 
 class NodeFacts(Frozen):
-    """What counts of one machine, as far as it is known."""
+    """The facts of one machine that matter, as far as known."""
 
     host: str
     address: str  # as the other ranks reach it

@@ -32,7 +32,7 @@ _KV: dict[str, Kv] = {"bfloat16": "bf16", "bf16": "bf16", "f16": "bf16", "q8_0":
 
 @dataclass(frozen=True)
 class FitPlan:
-    """What is to fit: the model, and all that decides how much room it takes."""
+    """What must fit: the model, and all that decides how much room it takes."""
 
     model: Known[Model]
     flags: Flags
@@ -47,7 +47,7 @@ def plan_fit(recipe: Recipe, overrides: Overrides, model: Known[Model]) -> FitPl
 
 
 def model_in(recipe: Recipe, weights: WeightsFolder | None, checkout: Checkout) -> Known[Model]:
-    """The shape of a recipe's model, from its weights where they can be looked at."""
+    """The shape of a recipe's model, from its weights if they can be read."""
     if weights is None or (weights.proof is not None and weights.config is None):
         return find_served_model(recipe, None, checkout)
     if weights.config is None:
@@ -60,7 +60,7 @@ def model_in(recipe: Recipe, weights: WeightsFolder | None, checkout: Checkout) 
 
 
 def find_served_model(recipe: Recipe, place: Path | None, checkout: Checkout) -> Known[Model]:
-    """The model's shape: from its files, else from what is shipped about it."""
+    """The model's shape: from its files, else from the facts that we ship."""
     reason = unknown("nothing is known about the model's shape")
     for name in (place, recipe.model.weights):
         if name:
@@ -72,7 +72,7 @@ def find_served_model(recipe: Recipe, place: Path | None, checkout: Checkout) ->
 
 
 def shortfall(plan: FitPlan, room: placement.FitMachine) -> Known[str]:
-    """What is short; empty where it fits, and a reason where that cannot be calculated."""
+    """What is short; empty if it fits, and a reason if nobody can calculate that."""
     model, flags, given = plan.model, plan.flags, plan.flags.given()
     if isinstance(model, Unknown):
         return model

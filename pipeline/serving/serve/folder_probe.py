@@ -15,7 +15,7 @@ _MOST_CONFIG_BYTES = 1 << 20
 
 
 def look(folder: str, file: str, parts: str) -> dict[str, object]:
-    """Its real path, whether a file is in it, first parts of a split model, and its config.json."""
+    """Returns its real path, if a file is in it, a split model's first parts, its config.json."""
     place = Path(folder)
     if not place.is_dir():
         return {"folder": None}
@@ -38,7 +38,7 @@ def where(name: str, file: str) -> dict[str, object]:
 
 
 def put(name: str, file: str, data: bytes) -> dict[str, object]:
-    """Written whole or not at all; readable for the user of a container."""
+    """Writes a file whole or not at all, readable for the user of a container."""
     folder = Path(str(where(name, file)["folder"]))
     folder.mkdir(parents=True, exist_ok=True)
     # next to the file: only within a file system is the rename atomic

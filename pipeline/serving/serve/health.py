@@ -42,12 +42,12 @@ def served_models(door: Endpoint) -> list[str] | None:
 
 
 def _get(door: Endpoint, path: str) -> tuple[int, bytes]:
-    # not the client for the internet: no proxy, no redirect and no second try is wanted here
+    # not the client for the internet: this needs no proxy, no redirect and no second try
     port, socket = (0, door) if isinstance(door, Path) else (door, None)
     address = Address("127.0.0.1", port, False, "", socket)
     request = send(address, "GET", path, b"", {}, limit_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
     try:
-        # a loop for each question: those who ask are threads without one
+        # a loop for each question: the threads that ask have none
         raw = asyncio.run(request)
     except AnswerLost:
         return 0, b""

@@ -23,7 +23,7 @@ _HINT = "The role `nccl` makes it (`sm120 host provision`); or leave --host-nccl
 def with_host_nccl(
     launch: Launch, wanted: HostNccl, *, settings: Path = SETTINGS, library: Path = LIBRARY
 ) -> Launch:
-    """The same launch with the host's settings; what the recipe itself sets stays."""
+    """The same launch with the host's settings; the recipe's own settings stay."""
     try:
         data = read_at_most(settings, _MOST_BYTES) or b""
     except OSError as error:

@@ -74,7 +74,7 @@ class LogReader:
 
 
 def _copied(pieces: Iterable[bytes], file: Path) -> Iterator[bytes]:
-    """The same pieces, each written to a file first: a start that is killed leaves what it read."""
+    """Yields the pieces, but first writes each to a file: a killed start leaves what it read."""
     left = _MOST_FILE_BYTES
     for piece in pieces:
         if left > 0:

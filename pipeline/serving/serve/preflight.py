@@ -40,7 +40,7 @@ CARD_NAMES = {
 }
 # Vendor and family, as /proc/cpuinfo has them; ansible/roles/nccl asks for the same.
 PROCESSORS = {"amd-zen-5": ("AuthenticAMD", 26)}
-# Many models of today cannot be calculated yet, and an engine without enough memory says so itself.
+# We cannot calculate many models yet, and an engine without enough memory says so itself.
 _ONLY_REPORTED = ("fit", "unknown")
 _NO_CARD = "the recipe needs no card"
 
@@ -256,7 +256,7 @@ def topology(plan: PlannedStart, machine: PreflightMachine) -> Iterator[RuleResu
 
 
 def _refused(pairs: Collection[str], claimed: Mapping[str, str]) -> Known[str]:
-    """The first pair of cards that the driver lets not reach each other; empty for none."""
+    """The first pair of cards that the driver does not let reach each other; empty for none."""
     for pair in pairs:
         if pair not in claimed:
             return unknown(f"nvidia-smi says nothing about GPUs {pair}")
@@ -372,7 +372,7 @@ def machine_for(
 def run_checks(
     plan: PlannedStart, machine: PreflightMachine, skipped: Collection[str]
 ) -> list[RuleResult]:
-    """Every check that is not skipped, in order."""
+    """Runs every check that is not skipped, in order."""
     return [
         row for name, check in CHECKS.items() if name not in skipped for row in check(plan, machine)
     ]

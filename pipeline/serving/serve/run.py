@@ -1,4 +1,4 @@
-"""A whole serve with its entry in the list of attempts; what is served; and its end."""
+"""Serves a recipe with its entry in the list of attempts, says what is served, and ends it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ServeJob(PlannedStart):
 
 
 def attempts_of(store: Store) -> AttemptList:
-    """The list of a store."""
+    """The list of attempts of a store."""
     return AttemptList(store.root / "attempts")
 
 
@@ -175,7 +175,7 @@ def find_served(engine: ContainerEngine, recipe: str) -> ContainerFacts:
 def find_among(
     engines: Sequence[ContainerEngine], recipe: str
 ) -> tuple[ContainerEngine, ContainerFacts]:
-    """The same where several container engines may hold it."""
+    """The same, if several container engines may hold it."""
     for engine in engines:
         facts = engine.container(container_name(recipe))
         if facts is not None and facts.recipe == recipe:
@@ -227,8 +227,8 @@ class ServedStatus(Frozen):
     def is_forgotten(self) -> bool:
         """Whether it answers, though its container engine says that it never started.
 
-        Podman takes what runs for what was before a boot when its folder in /run was cleared;
-        `podman system reset` does that, also with another storage.
+        Podman takes running containers for those of an earlier boot if its /run folder was cleared;
+        `podman system reset` clears it, also with another storage.
         """
         return self.status == "created" and self.healthy
 

@@ -41,7 +41,7 @@ class Site:
         return ""
 
     def look(self, recipe: Recipe, port: int) -> PreflightMachine:
-        """What preflight judges, as far as the recipe depends on it; captured now."""
+        """Captures now what preflight judges, as far as the recipe depends on it."""
         return machine_for(recipe, self.port_problem(port), self.captured)
 
     def port_problem(self, port: int) -> Known[str]:
@@ -53,7 +53,7 @@ class Site:
         return 0.0
 
     def captured(self) -> Known[Capture]:
-        """What was read of the machine just now."""
+        """Captures the facts of the machine now."""
         return read_capture(None)
 
     def door(self, port: int) -> Endpoint:
@@ -61,7 +61,7 @@ class Site:
         return port
 
     def guarded(self, container: str, attempt: str) -> AbstractContextManager[None]:
-        """A block after which a container stays only where the block ended well."""
+        """A block that leaves its container only if it ends well."""
         # a start on this machine removes what fails itself
         return nullcontext()
 
@@ -93,19 +93,19 @@ class RemoteSite(Site):
     def clock_s(self) -> Known[float]:
         begun = time.time()
         answer = self.tunnel.read(["date", "+%s.%N"])
-        # halfway through the question, as nobody knows better
+        # halfway through the question, the best guess
         middle = (begun + time.time()) / 2
         return then(answer.out, lambda out: float(out) - middle)
 
     def captured(self) -> Known[Capture]:
-        """The same by the code that captures this machine, as the login's user."""
+        """Runs the code that captures this machine, as the login's user."""
         found = self._ask("its facts cannot be read", capture, limit_s=_CAPTURE_S)
         return then(found, Capture.model_validate_json)
 
     def _ask(
         self, failure: str, module: ModuleType, *words: str, limit_s: float = LIMIT_S
     ) -> Known[bytes]:
-        """What a module of ours prints when the host's Python runs it."""
+        """Runs a module of ours with the host's Python, and returns what it prints."""
         code = one_line(Path(str(module.__file__)))
         done = self.tunnel.read(["python3", "-c", code, *words], limit_s=limit_s)
         return unknown(f"{self.name}: {failure}: {done.message}") if done.code else done.out
@@ -159,7 +159,7 @@ def tunnel_of(site: Site) -> Tunnel | None:
 def find_remote_site(
     tunnel: Tunnel, name: str, wanted: Wanted
 ) -> tuple[RemoteSite, ContainerEngine]:
-    """The container engine of a host, and the host."""
+    """Finds the container engine of a host; returns the host and the engine."""
     if wanted != "podman":
         user = tunnel.read(["id", "-u"]).out.decode(errors="replace").strip()
         # the system's daemon, or one without root

@@ -118,7 +118,7 @@ def start_engine(engine: ContainerEngine, store: Store, start: Start) -> Served:
 
 
 def _remove(engine: ContainerEngine, identity: str, name: str) -> None:
-    """Removes a container, or says that it is left: a forgotten engine holds cards."""
+    """Removes a container, or says that it remains: a forgotten engine holds cards."""
     try:
         try:
             engine.remove(identity)
@@ -171,7 +171,7 @@ class _Wait:
         self._ready_at: float | None = None
 
     def until_served(self) -> None:
-        """Until it serves the model and its log shows what the recipe expects."""
+        """Waits until it serves the model and its log shows what the recipe expects."""
         deadline = time.monotonic() + self._start.timeout_s
         while not is_healthy(self._door):
             self._read_lines()
@@ -184,7 +184,7 @@ class _Wait:
                     f" where it is published, has not answered for {log.seconds(_SILENT_S)}",
                     _NETWORK_HINTS[self._engine.kind],
                 )
-            # last: a reason is better than a time that is over
+            # last: a reason is better than a timeout
             if time.monotonic() > deadline:
                 raise errors.StartFailed(
                     f"{self._name}: did not answer within {log.seconds(self._start.timeout_s)}",
@@ -212,7 +212,7 @@ class _Wait:
             )
 
     def _see(self, line: str) -> None:
-        """No silent fallback to another backend: some lines must come, and some never."""
+        """Refuses a silent fallback to another backend: some lines must come, and some never."""
         # an engine may print a whole config in a line, which patterns would search for seconds
         short = line[: log_reader.LONGEST]
         self._missing = [each for each in self._missing if not re.search(each.pattern, short)]

@@ -49,7 +49,7 @@ class WeightsFolder:
 
 
 def tiny_weights(place: Store | Tunnel, recipe: Recipe, *, dry_run: bool = False) -> WeightsFolder:
-    """The tiny model, put into the store or sent to a host; in a dry run only where it would be."""
+    """Puts the tiny model into the store or sends it to a host; a dry run only says where to."""
     if recipe.engine not in ("llama-cpp", "ik-llama"):
         raise RecipeInvalid(
             f"{recipe.name}: the tiny model is a GGUF file, which {recipe.engine} does not serve",
@@ -73,7 +73,7 @@ def tiny_weights(place: Store | Tunnel, recipe: Recipe, *, dry_run: bool = False
 
 
 def find_weights(recipe: Recipe, folder: Path, known: Collection[WeightsLock]) -> WeightsFolder:
-    """The weights in a folder: a plain one, a set that was fetched, or a Hub cache."""
+    """Finds the weights in a folder: a plain one, a fetched set, or a Hub cache."""
     if not folder.is_dir():
         raise WeightsUnknown(f"{folder}: is not a folder", "Name the weights with --weights DIR.")
     file, model = recipe.model.file or "", recipe.model
@@ -143,7 +143,7 @@ def _probed(tunnel: Tunnel, words: list[str], data: bytes = b"") -> HostFolder:
 def find_weights_on(
     tunnel: Tunnel, recipe: Recipe, folder: str, known: Collection[WeightsLock]
 ) -> WeightsFolder:
-    """The weights in a folder of the host, with what the host itself says of their bytes."""
+    """Finds the weights in a folder of the host, with what the host itself says of their bytes."""
     model = recipe.model
     place = _probed(tunnel, ["look", folder, model.file or "", model.folder or ""])
     if place.folder is None:

@@ -19,7 +19,7 @@ _ENDS = ("response.completed", "response.incomplete")
 
 @dataclass(frozen=True)
 class AgentAnswer:
-    """What either endpoint answered, whole or put together from its stream."""
+    """What either endpoint answered, whole or joined from its stream."""
 
     text: str
     calls: tuple[ToolCall, ...]
@@ -37,7 +37,7 @@ def _call(part: dict[str, Any], named: str, arguments: str) -> ToolCall:
 async def ask_messages(
     client: ChatClient, body: Mapping[str, Any], path: str = MESSAGES
 ) -> AgentAnswer:
-    """One answer of /v1/messages; a server need not have it."""
+    """Asks /v1/messages for one answer; a server need not have it."""
     is_stream = bool(body.get("stream"))
     value: Any
     if is_stream:
@@ -65,7 +65,7 @@ async def ask_messages(
         model=str(value.get("model") or ""),
         prompt_tokens=sum(counts.values()),
         cached_tokens=counts.get("cache_read_input_tokens"),
-        # thinking, too, with the signature that the server gave it
+        # thinking, too, with the server's signature
         parts=blocks,
         is_stream=is_stream,
     )
@@ -82,7 +82,7 @@ def _joined_message(events: list[dict[str, Any]]) -> dict[str, Any]:
         given = event.get("delta")
         delta: dict[str, Any] = given if isinstance(given, dict) else {}
         usage = event.get("usage")
-        # what comes in another order is lost on Anthropic's own clients
+        # Anthropic's own clients lose what comes in another order
         is_block = str(kind).startswith("content_block")
         if is_block and not (is_begun and (kind == "content_block_start" or place in opened)):
             raise Unsound(f"/v1/messages: {kind} of block {place} before its start")
@@ -132,7 +132,7 @@ def _is_same(item: dict[str, Any], other: Any) -> bool:
 
 
 async def ask_responses(client: ChatClient, body: Mapping[str, Any]) -> AgentAnswer:
-    """One answer of /v1/responses; a server need not have it."""
+    """Asks /v1/responses for one answer; a server need not have it."""
     is_stream = bool(body.get("stream"))
     deltas: dict[str, str] = {}
     done: list[Any] = []

@@ -14,7 +14,7 @@ from pipeline.serving.smoke.client import ChatClient, Unsound, error_in
 from pipeline.serving.smoke.model import Exchange
 
 CHAT = "/v1/chat/completions"
-_MOST_CERTAIN = 2.0  # probabilities together: beyond what rounding makes of 1
+_MOST_CERTAIN = 2.0  # sum of probabilities: more than rounding makes of 1
 
 
 class _Function(ForeignModel):
@@ -55,7 +55,7 @@ class GivenToken(_Top):
 
     @property
     def token_value(self) -> Token:
-        """As checks compare it."""
+        """The token as checks compare it."""
         top = tuple((other.token, other.logprob) for other in self.top_logprobs)
         return Token(self.token, self.logprob, top)
 
@@ -155,7 +155,7 @@ class ChatAnswer:
 async def ask_chat(
     client: ChatClient, model: str, messages: Sequence[Mapping[str, Any]], **options: Any
 ) -> ChatAnswer:
-    """One chat answer; `stream=True` puts it together from its chunks."""
+    """Asks for one chat answer; `stream=True` joins it from its chunks."""
     is_stream = options.pop("stream", False)
     body = {"model": model, "messages": list(messages), **options}
     if is_stream:
@@ -174,7 +174,7 @@ async def ask_chat(
 async def ask_choices(
     client: ChatClient, model: str, prompt: str, number: int, **options: Any
 ) -> dict[int, str]:
-    """So many answers to one prompt in one request, by their index, whole or in a stream."""
+    """Asks for so many answers to one prompt in one request, by index, whole or in a stream."""
     messages, is_stream = [{"role": "user", "content": prompt}], options.get("stream")
     body = {"model": model, "messages": messages, "n": number, **options}
     texts: dict[int, str] = {}
@@ -274,7 +274,7 @@ def logprobs_fault(tokens: Sequence[Token]) -> str:
 
 
 def tokens_fault(answer: ChatAnswer) -> str:
-    """Whether tokens with logprobs are those of another text; empty where they are not."""
+    """How tokens with logprobs differ from the text; empty if they do not."""
 
     def without_spaces(text: str) -> str:
         # sentencepiece writes a space as U+2581

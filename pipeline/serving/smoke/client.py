@@ -1,4 +1,4 @@
-"""Requests to an OpenAI-compatible server; every one is kept as evidence, good or bad."""
+"""Sends requests to an OpenAI-compatible server, and keeps each as evidence, good or bad."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class RequestRefused(Unsound):
 
     @property
     def is_of_field(self) -> bool:
-        """Whether a server says so that does not know something in the request."""
+        """Whether the status says that the server does not know something in the request."""
         return self.status in _FIELD_REFUSED
 
 
 class HungUp(Exception):
-    """The client closed the connection in mid-answer, as it was told."""
+    """The client closed the connection in mid-answer, as it was asked to."""
 
 
 class NotOffered(Exception):
@@ -76,19 +76,19 @@ class ChatClient:
     kept: KeptConnection | None = None  # carries all requests of this client, one after the other
 
     async def get(self, path: str, *, optional: bool = False) -> tuple[Exchange, Any]:
-        """A small answer as JSON; what is `optional` may be missing: `NotOffered` is no fault."""
+        """Gets a small answer as JSON; if `optional`, it may be missing (`NotOffered`)."""
         exchange, raw = await self._exchange("GET", path, None, optional)
         return exchange, self._json(raw.data)
 
     async def post(
         self, path: str, body: Mapping[str, Any], *, optional: bool = False
     ) -> tuple[Exchange, Any]:
-        """A whole answer as JSON."""
+        """Posts a request for a whole answer as JSON."""
         exchange, raw = await self._exchange("POST", path, body, optional)
         return exchange, self._json(raw.data)
 
     async def text(self, path: str) -> str:
-        """A small answer that is no JSON, and that a server need not have."""
+        """Gets a small answer that is no JSON, and that a server need not have."""
         _, raw = await self._exchange("GET", path, None, optional=True)
         return raw.data.decode(errors="replace")
 
@@ -101,10 +101,10 @@ class ChatClient:
         optional: bool = False,
         has_names: bool = False,
     ) -> tuple[Exchange, list[tuple[float, Any]]]:
-        """The events of a stream as JSON, with the time of each; `[DONE]` is not among them.
+        """Asks for a stream; returns its events as JSON with the time of each, without `[DONE]`.
 
-        A stream without its end is refused, and one whose events lack the names of their types,
-        where it has to have them. https://html.spec.whatwg.org/multipage/server-sent-events.html
+        Refuses a stream without its end, and one whose events lack the names of their types where
+        it must have them. https://html.spec.whatwg.org/multipage/server-sent-events.html
         """
         exchange, raw = await self._exchange("POST", path, body, optional)
         if "text/event-stream" not in raw.headers.get("content-type", "").lower():
@@ -136,7 +136,7 @@ class ChatClient:
         optional: bool = False,
         hang_up_after: int | None = None,
     ) -> tuple[Exchange, Raw]:
-        """One good answer; a server that takes only so many requests at once is asked again."""
+        """Returns one good answer; asks again if the server takes only so many requests at once."""
         deadline, tries = time.monotonic() + self.limits.request_s, 0
         lost: AnswerLost | None
         headers, most_bytes, data = {**_JSON, **self.headers}, self.limits.most_bytes, b""
@@ -183,7 +183,7 @@ class ChatClient:
             # what the server asks for; longer each time where it names nothing
             asked = retry_after_s(raw.headers.get("retry-after", ""))
             pause = min(asked or 0.05 * 2.0 ** min(tries, 5), _LONGEST_PAUSE_S)
-            pause *= 1 + exchange.number % 8 / 8  # not all at the same moment again
+            pause *= 1 + exchange.number % 8 / 8  # so that not all ask at the same moment again
             if raw.status != WAIT or time.monotonic() + pause > deadline:
                 break
             await asyncio.sleep(pause)
@@ -203,7 +203,7 @@ class ChatClient:
 
 
 def _events(raw: Raw) -> list[tuple[float, bytes, str]]:
-    """When the last line of each event was whole, its data, and its name."""
+    """Each event: when its last line was whole, its data, and its name."""
     events: list[tuple[float, bytes, str]] = []
     data: list[bytes] = []
     name = ""

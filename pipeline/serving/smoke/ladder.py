@@ -48,7 +48,7 @@ async def run_ladder(
     rungs: Sequence[Rung] = LADDER,
     say: Callable[[str], None] = log.say,
 ) -> SmokeResult:
-    """Every rung until one fails; the result leaves out those after it."""
+    """Runs every rung until one fails; the result leaves out those after it."""
     started, begin = stamp(), time.monotonic()
     results: list[RungResult] = []
     last_good: str | None = None
@@ -143,9 +143,9 @@ def as_run(
     inputs: Mapping[str, str],
     machine: Mapping[str, str],
 ) -> ImageRun:
-    """A result as it is stated of the image that served; `inputs` are digests of what else ran.
+    """A result as a statement about the image that served; `inputs` are digests of what else ran.
 
-    Without a recipe it is of an address: what served is not known.
+    Without a recipe it is about an address: nobody knows what served.
     """
     files = {EXCHANGES: exchanges_file(exchanges), RESULT: _line(result)}
     return ImageRun(

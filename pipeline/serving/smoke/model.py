@@ -62,7 +62,7 @@ class SmokePlan(Frozen):
     vision: bool = False
     # left out of results that do not set it, so that older ones stay equal
     text_only: bool = Field(default=False, exclude_if=lambda value: not value)
-    # prompts that come again are kept; left out of results like `text_only`
+    # the server keeps repeated prompts; left out of results like `text_only`
     caches: bool = Field(default=True, exclude_if=lambda value: value)
     streams: list[Positive] = [1, 2, 8, 16, 64, 128]
     rounds: Positive = 2
@@ -86,7 +86,7 @@ class SmokePlan(Frozen):
 
 
 class Check(Frozen):
-    """One thing that was looked at."""
+    """One thing that a rung looked at."""
 
     name: str
     kind: Kind

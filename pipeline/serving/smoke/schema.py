@@ -29,7 +29,7 @@ _MOST_DEPTH = 64
 
 
 class SchemaUnknown(Exception):
-    """A schema that is not understood: its values are not judged."""
+    """A schema that we do not understand: its values are not judged."""
 
 
 def schema_fault(schema: Any, value: Any) -> str:

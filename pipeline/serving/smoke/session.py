@@ -111,8 +111,8 @@ class SmokeSession:
     ) -> ChatAnswer:
         """A greedy answer; `thinking` turns reasoning on or off where the model has it.
 
-        What holds of every answer is required of each: the model's name, an id of its own, and
-        the usage that a stream was asked for.
+        Requires of each what every answer must have: the model's name, an id of its own, and the
+        usage that a stream was asked for.
         """
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         body = {"temperature": 0, "max_tokens": self.answer_tokens, **options}
@@ -151,18 +151,18 @@ class SmokeSession:
 
     @property
     def answer_tokens(self) -> int:
-        """Room for an answer, and for the thinking before it; of a small context the half."""
+        """Room for an answer, and for the thinking before it; at most half of the context."""
         plan = self.plan
         is_unexpected = self.thinks and not plan.reasoning
         wanted = max(plan.answer_tokens, THINKING_TOKENS) if is_unexpected else plan.answer_tokens
         return min(wanted, (self.context_tokens or 2 * wanted) // 2)
 
     def room(self, tokens: int) -> int:
-        """So many tokens of a short answer; all where thinking comes first."""
+        """So many tokens for a short answer; room for a whole one where thinking comes first."""
         return max(tokens, self.answer_tokens) if self.plan.reasoning or self.thinks else tokens
 
     async def ask_known(self, prompt: str, **options: Any) -> ChatAnswer:
-        """The same with logprobs where there are any, so that others can be held against it."""
+        """Asks the same with logprobs, if there are any, to compare other answers with it."""
         if self.has_logprobs is not False:
             try:
                 answer = await self.ask(prompt, logprobs=True, top_logprobs=5, **options)
@@ -177,7 +177,7 @@ class SmokeSession:
     async def ask_all(
         self, prompts: Sequence[Prompt], at_once: int, **options: Any
     ) -> list[ChatAnswer | Unsound]:
-        """Many answers, so many at the same time; every second one as a stream."""
+        """Asks for many answers, so many at the same time; every second one as a stream."""
         places = asyncio.Semaphore(at_once)
 
         async def one(number: int, prompt: Prompt) -> ChatAnswer | Unsound:
@@ -192,7 +192,7 @@ class SmokeSession:
     async def ask_clean(
         self, prompts: Sequence[Prompt], at_once: int, **options: Any
     ) -> list[ChatAnswer]:
-        """The same; refused where one fails, is empty or corrupted."""
+        """Asks the same; refuses an answer that fails, is empty or corrupted."""
         answers = answers_of(await self.ask_all(prompts, at_once, **options))
         for answer in answers:
             self.require_clean(answer)
@@ -213,11 +213,11 @@ class SmokeSession:
             raise Unsound(why)
 
     def require_same(self, base: AnswerReference, others: Sequence[ChatAnswer]) -> str:
-        """Answers that differ no more than a sound server's may."""
+        """Requires answers that differ no more than a sound server's may."""
         return self.require_close([compare_answers(base, o, self.plan.tolerance) for o in others])
 
     def require_close(self, differences: Sequence[TextDifference], what: str = "") -> str:
-        """Differences that a sound server may have, counted."""
+        """Counts differences; refuses more than a sound server may have."""
         found, why = tally(differences, self.plan.tolerance)
         if why:
             raise Unsound(what + why)
@@ -233,7 +233,7 @@ class SmokeSession:
 
 
 def answers_of(results: Sequence[ChatAnswer | Unsound]) -> list[ChatAnswer]:
-    """All answers; the first failure is raised, with how many there were."""
+    """Returns all answers; raises the first failure, with how many there were."""
     failed = [r for r in results if isinstance(r, Unsound)]
     if failed:
         raise Unsound(f"{len(failed)} of {len(results)} requests failed: {failed[0]}")
@@ -241,7 +241,7 @@ def answers_of(results: Sequence[ChatAnswer | Unsound]) -> list[ChatAnswer]:
 
 
 async def require_alike(ask: Callable[[bool], Awaitable[str]], where: str) -> None:
-    """One text whole and as a stream; asked again where they differ, as a tie may part them."""
+    """Requires one text whole and as a stream; asks again if they differ: a tie may part them."""
     texts: dict[bool, set[str]] = {False: set(), True: set()}
     for number in range(2 * _TRIES):
         is_stream = number % 2 == 1
@@ -274,12 +274,12 @@ def is_right(question: SmokeQuestion, text: str) -> bool:
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
-    """The same bytes for the same answers."""
+    """Writes a baseline: the same bytes for the same answers."""
     write_bytes(path, canonical_json(baseline.model_dump(mode="json")) + b"\n")
 
 
 def read_baseline(path: Path) -> Baseline:
-    """A recorded run, or an error that names what is wrong with the file."""
+    """Reads a recorded run; an error names what is wrong with the file."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise InputInvalid(f"{path}: is larger than {_MOST_BYTES} bytes")

@@ -195,7 +195,7 @@ PERSON_SCHEMA = _object(
 
 
 class Person(NamedTuple):
-    """A sentence about somebody, and what it says."""
+    """A person: a sentence about them, and the facts in it."""
 
     text: str
     facts: dict[str, Any]

@@ -1,8 +1,8 @@
 """Looks for a better configuration of a kernel, step by step, and says whether it is one.
 
 From the engine's own choice it goes to the best neighbour, in which one size is a step larger or
-smaller, as long as that is faster. What it ends with is measured again beside the engine's own, and
-taken only where the whole interval of confidence is faster.
+smaller, as long as that is faster. It measures the last one again beside the engine's own, and
+takes it only if the whole interval of confidence is faster.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def tune_tokens(
 ) -> TunedTokens:
     """The best configuration for a number of tokens; `seeds` did well for other numbers.
 
-    Only what `judge` lets pass is ever tried.
+    It only tries what `judge` lets pass.
     """
     first = measure(worker, journal, tokens, None, _QUICK_REPEATS)
     if first.refused or not first.default:

@@ -13,12 +13,12 @@ from pipeline.images.gate.smem.limits import card_for
 from pipeline.serving.recipe.launch import Launch
 from pipeline.serving.tune.moe import FOLDER_VARIABLES
 
-# Read-only, and no place that an image has files in.
+# Read-only, and no folder in which an image has files.
 _INSIDE = "/opt/tuned"
 
 
 def unfit(table: KernelTable, *, recipe_digest: str, cards: Sequence[str], driver: str) -> str:
-    """Why a table is not for a start; empty where it is."""
+    """Why a table does not suit a start; empty if it does."""
     if table.recipe_digest != recipe_digest:
         return "the recipe changed since"
     if others := [name for name in cards if name != table.card.name]:
@@ -30,7 +30,7 @@ def unfit(table: KernelTable, *, recipe_digest: str, cards: Sequence[str], drive
     for size in table.sizes:
         sides = [size.config.get(f"BLOCK_SIZE_{side}", 0) for side in "MNK"]
         m, n, k = sides
-        # the least that a pipelined product of two tiles keeps at once
+        # the least that a pipelined product of two tiles holds at once
         stages = max(size.config.get("num_stages", 3) - 1, 1)
         least = stages * (m + n) * k * table.element_bytes
         if 0 in sides or least > room:

@@ -67,7 +67,7 @@ class TuneTrial(Frozen):
 
     @property
     def ratios(self) -> list[float]:
-        """Its time in shares of the engine's own, turn by turn."""
+        """Its time as a share of the engine's own, turn by turn."""
         pairs = zip(self.tried_us, self.default_us, strict=True)
         return [tried / default for tried, default in pairs]
 
@@ -84,7 +84,7 @@ class Journal:
         return canonical_json([tokens, config, repeats])
 
     def read(self) -> int:
-        """Reads what an earlier run kept; how many trials that is."""
+        """Reads what an earlier run kept; returns how many trials."""
         with suppress(FileNotFoundError), os_errors_explained(self.path):
             for line in self.path.read_bytes().splitlines():
                 # the last line of a run that was killed may be half of one
@@ -144,7 +144,7 @@ class TrialWorker:
         return {"failed": "the worker ended without an answer"}
 
     def stop(self) -> None:
-        """Ends it, and with it what it started."""
+        """Ends the worker, and what it started."""
         if self._process is not None:
             proc.end(self._process)
             self._process = None
@@ -153,7 +153,7 @@ class TrialWorker:
 def measure(
     worker: TrialWorker, journal: Journal, tokens: int, config: Config | None, repeats: int
 ) -> TuneTrial:
-    """A trial from the journal, or a new one; a card that is held back gets time to cool."""
+    """Returns a trial from the journal, or runs one; a throttled card gets time to cool."""
     if known := journal.find(tokens, config, repeats):
         return known
     for wait_s in (30.0, 60.0, 120.0, 0.0):
@@ -167,7 +167,7 @@ def measure(
                 {**own, "failed": f"an answer that is none ({error})"[:300]}
             )
         if not trial.is_throttled:
-            # the engine's own choice runs: where it fails, something else is wrong, and may end
+            # the engine's own choice runs: if it fails, something else is wrong, and may pass
             if config is not None or not trial.refused:
                 journal.keep(trial)
             return trial

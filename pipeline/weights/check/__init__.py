@@ -1,4 +1,4 @@
-"""Are the files still what their lock names, and how to make them so again.
+"""Check whether files are still what their lock names, and repair them.
 
 In comes a `Place`; out come a `Report` of `verify`, a night's slice of `scrub`, and what `repair`
 did about each damaged file. Verifying needs no network; repairing fetches through

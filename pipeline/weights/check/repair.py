@@ -1,12 +1,12 @@
-"""Repairing a damaged set: only what is wrong is fetched, only what is proved is kept.
+"""Repair a damaged set: fetch only what is wrong, keep only what is proved.
 
 The receipt's marks are what the hash of a file was after each block, so it is known of each block
 whether the damaged file has it right, and whether a source does. A new file is put together beside
 the damaged one, from its right blocks and fetched ones, and takes its place when its whole hash is
 right. Until then the user has what there was before.
 
-A set of 600 GB takes days to fetch. Before a file is fetched whole, its bytes are looked for where
-they may well be: where a link in its place leads, in other files of its size below the same folder,
+A set of 600 GB takes days to fetch. Before it fetches a file whole, a repair looks for the bytes
+where they may well be: where a link in its place leads, in files of its size below the same folder,
 and in the Hub cache of this user.
 """
 
@@ -39,7 +39,7 @@ from pipeline.weights.transfer.sources import open_local
 from pipeline.weights.transfer.workers import Span, merged, missing, write_at
 
 _JOBS = 4  # files at a time: enough for a disk and a source to be busy together
-_LARGE_SHARE = 0.5  # of a set: more than this is worth a second thought before it is fetched
+_LARGE_SHARE = 0.5  # of a set: fetching more than this is worth a second thought
 _MOST_BLOCKS = 8  # in one request: 32 MB, which are held in memory until they are judged
 
 
@@ -76,7 +76,7 @@ class Repaired(Frozen):
 def repair_damage(
     place: LockedFolder, checked: Checked, supply: RouteSupply, *, dry_run: bool = False
 ) -> list[Repaired]:
-    """Repair the damage that a verify reported; a file that cannot be is named, others go on.
+    """Repair the damage that a verify reported; name files that cannot be, and go on.
 
     A dry run only reports what would be fetched.
     """
@@ -88,7 +88,7 @@ def repair_damage(
         extras = [f for f in damage if f.kind == "extra"]
         if extras and dry_run:
             log.say(f"  to be set aside: {some([f.path for f in extras])}")
-        # before copies are looked for, which may be found among them
+        # before the search for copies, which may be among them
         for finding in () if dry_run else extras:
             aside = set_aside(place, place.snapshot / finding.name).relative_to(place.root)
             done.append(Repaired(path=finding.path, how=shown_name(f"set aside as {aside}")))
@@ -129,7 +129,7 @@ def repair_damage(
 
 
 def _report(place: LockedFolder, pins: list[FilePin], here: set[str], part: list[FilePin]) -> None:
-    """How much is to be fetched."""
+    """Print how much there is to fetch."""
     blobs = {pin.want: pin for pin in pins}.values()
     local = [pin for pin in blobs if pin.want in here]
     whole = [pin for pin in blobs if pin not in local and pin not in part]
@@ -155,7 +155,7 @@ def repair_known(
 ) -> list[Repaired]:
     """Repair files that a receipt knows block by block, so that a fetch need not take them whole.
 
-    All else, also what cannot be repaired, is left to the fetch.
+    Leaves the rest, including what it cannot repair, to the fetch.
     """
     receipt = read_receipt(place)
     entries = [(pin, receipt.get(pin.path)) for pin in pins]
@@ -170,7 +170,7 @@ def repair_known(
     if not doubted:
         return []
     checked = verify_files(place, WeightsVerifyOptions(paths=doubted))
-    # one that holds another file's bytes is what the fetch moves to its name
+    # the fetch renames one that holds another file's bytes
     wants = {pin.want for pin in pins}
     swapped = {path for path, reading in checked.readings.items() if reading.digest in wants}
     damage = [f for f in checked.report.damage if f.kind in ("changed", "short", "long")]
@@ -182,7 +182,7 @@ def repair_known(
 def find_copies(
     place: LockedFolder, pins: Sequence[FilePin], judged: Collection[Path]
 ) -> dict[str, Path]:
-    """By the wanted hash, a file that has it. What `judged` files hold is known already."""
+    """Map wanted hashes to files that have them; skip `judged` files, which are known."""
     wanted = {pin.want for pin in pins}
     sizes = {pin.size_bytes for pin in pins} - {0}  # an empty file needs no copy
     by_size: dict[int, list[Path]] = {}
@@ -229,7 +229,7 @@ def _fetched(
     held: Collection[str],
     supply: RouteSupply,
 ) -> list[Repaired]:
-    """Files that come whole: from this machine, else from the sources."""
+    """Get whole files: from this machine, else from the sources."""
     before = {pin.path: right_size(place.file(pin), pin) for pin in pins}
     why = ""
     try:
@@ -245,7 +245,7 @@ def _fetched(
         why = str(error)
     done = []
     for pin in pins:
-        # one that was replaced is another file now, and has its name because its hash is right
+        # a replaced file has another identity, and its name only because its hash is right
         is_old = right_size(place.file(pin), pin) in (None, before[pin.path])
         how, size = "fetched whole", pin.size_bytes
         if is_old and why:
@@ -266,9 +266,9 @@ def _patch(
     advance: Callable[[int], None],
     pin: FilePin,
 ) -> Repaired | None:
-    """What is right of the damaged file, and the rest from sources.
+    """Join the right blocks of a damaged file with others from sources.
 
-    None where that cannot be: the marks are of another file, or no source has bytes that fit.
+    None if that fails: the marks are of another file, or no source has bytes that fit.
     """
     size, hasher, target = pin.size_bytes, pin.new_hash(), place.file(pin)
     asked, held, marks = list[Span](), list[Span](), known[pin.path]
@@ -280,7 +280,7 @@ def _patch(
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def fits(at: int, data: bytes) -> bool:
-        """Whether these are the bytes of the block at this place; if so, they count."""
+        """Whether these are the block's bytes; if so, add them to the hash."""
         nonlocal hasher
         # a wrong block must not enter the hash: other bytes for it are tried next
         ahead = hasher.copy()
@@ -328,7 +328,7 @@ def _patch(
             return None
         make_way(place, target)
         os.replace(path, target)
-    except OSError:  # the fetch that comes next says what is the matter
+    except OSError:  # the following fetch reports the reason
         return None
     advance(size)
     ranges = merged(asked)
@@ -345,7 +345,7 @@ def _read_block(handle: int, start: int, stop: int) -> bytes:
 
 @contextmanager
 def open_both(taken: Path, made: Path, size_bytes: int) -> Iterator[tuple[int, int]]:
-    """A file to read and one of that size to write, which keeps what it holds already.
+    """Open a file to read, and one of that size to write, which keeps its contents.
 
     Never through a link, and never waiting for the other end of a pipe.
     """
@@ -359,7 +359,7 @@ def open_both(taken: Path, made: Path, size_bytes: int) -> Iterator[tuple[int, i
 
 
 def copy_range(taken: int, made: int, start: int, stop: int) -> None:
-    """Disks that can, share the bytes instead of copying them."""
+    """Copy a range; disks that can, share the bytes instead."""
     with suppress(OSError):
         while start < stop:
             # on btrfs and XFS a reflink: no bytes are read, and none written (copy_file_range(2))

@@ -1,7 +1,7 @@
 """Reading everything again every N days, a slice each night, so that disk rot shows early.
 
 Rot changes no time stamp: only reading shows it, and only from the disk, not from the page cache.
-A slice is the files that were read longest ago. When each was read is kept beside the files, so
+A slice is the files with the oldest reads. The times of reads are stored next to the files, so
 nights may be missed, files added and disks moved. Under systemd also set `IOSchedulingClass=idle`.
 """
 
@@ -74,7 +74,7 @@ class ScrubPace:
 def read_slice(
     place: LockedFolder, pace: ScrubPace, now_s: int, neighbours: Collection[LockedFolder] = ()
 ) -> ScrubSlice:
-    """Read tonight's slice; what was known to be bad stays reported until it is right."""
+    """Read tonight's slice; keep reporting a known bad file until it is right."""
     place.require_own_state()
     with locked(place.state / "scrub.lock"):
         present, odd = survey(place, place.lock.files)
@@ -96,7 +96,7 @@ def read_slice(
         most = nightly * CATCH_UP_NIGHTS
         passed_s = DAY_S if state.last_run_s is None else max(0, now_s - state.last_run_s)
         credit = min(state.credit_bytes + math.ceil(nightly * passed_s / DAY_S), most)
-        # tonight's: those read longest ago, never-read ones first; none is begun past the limit
+        # tonight's: never-read files, then the oldest reads; begin none past the limit
         limit = pace.budget_bytes if pace.budget_bytes is not None else math.inf
         chosen, spent = list[Present](), 0
         for item in sorted(present, key=lambda p: (histories[p.pin.path].read_s or 0, p.pin.path)):

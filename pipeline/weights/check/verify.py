@@ -1,4 +1,4 @@
-"""Checking a folder against its lock: offline, on all cores; every file that differs is named."""
+"""Check a folder against its lock: offline, on all cores, naming every file that differs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class VerifyReport(Frozen):
 
 @dataclass(frozen=True)
 class Checked:
-    """A report, and for a repair what the files that were read hold."""
+    """A report and, for a repair, the readings of the files."""
 
     report: VerifyReport
     readings: dict[str, FileReading]
@@ -85,9 +85,9 @@ def verify_files(
     """Check every chosen file; read those that no receipt proves."""
     start = time.monotonic()
     pins = request.chosen(place.lock)
-    since_ns = receipt.disk_time_ns(place)  # before the first file is looked at
+    since_ns = receipt.disk_time_ns(place)  # before looking at the first file
     present, findings = survey(place, pins)
-    # with --only or --exclude, what else lies in the folder was not asked about
+    # with --only or --exclude, nobody asked about the folder's other files
     others = extras(place, neighbours)
     findings += [f for f in others if is_chosen(f.path, request.only, request.exclude)]
     for finding in [f for f in findings if f.damage]:
@@ -97,7 +97,7 @@ def verify_files(
     reader = _FileReader(request)
     try:
         reader.read(todo)
-    finally:  # what was proved before a Ctrl-C need not be read again
+    finally:  # a Ctrl-C does not cost the proofs before it
         findings += reader.findings
         bad = {finding.path for finding in findings if finding.damage} - reader.unjudged
         if since_ns is not None and (todo or bad & known.keys()):
@@ -131,7 +131,7 @@ class _FileReader:
         self.unjudged: set[str] = set()  # the machine failed, not the file: an old proof stays
 
     def read(self, todo: list[Present]) -> None:
-        """The largest first, so that no core ends alone with a big one."""
+        """Read the largest first, so that no core is left alone with a big one."""
         blobs: dict[Path, list[Present]] = {}
         for item in todo:  # in the Hub's layout equal files are one blob
             blobs.setdefault(item.path, []).append(item)

@@ -57,7 +57,7 @@ _FILE_ERRORS = {
 
 
 class Moved(OSError):
-    """A file that was changed or replaced while it was read."""
+    """A file that changed, or was replaced, during the read."""
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,13 @@ def read_open(
     stop: threading.Event | None = None,
     give_back: bool = False,
 ) -> FileReading:
-    """Hash an open file; `give_back` leaves no more of it in the page cache than there was."""
+    """Hash an open file; `give_back` keeps the page cache from growing by it."""
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
         raise NotPlain("is not a file any more")
     before, marked = identity_of(status), MarkedHash(hasher)
     windows = range(0, before.size_bytes, _WINDOW_BYTES)
-    uncached = set()  # the other windows are in use by somebody, and stay in the page cache
+    uncached = set()  # somebody uses the other windows, so they stay in the page cache
     try:
         for start in windows if give_back else ():
             middle = start + min(_WINDOW_BYTES, before.size_bytes - start) // 2
@@ -200,7 +200,7 @@ class FileUnreadable(Exception):
 
 
 def open_pin(place: LockedFolder, pin: FilePin) -> int:
-    """The file, opened without following any link, so that nothing outside its folder is read."""
+    """Open a locked file without following links, so that nothing outside its folder is read."""
     root, path = place.root.resolve(), place.file(pin)
     return open_below(root, path.relative_to(place.root).as_posix())
 

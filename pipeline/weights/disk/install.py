@@ -1,6 +1,6 @@
-"""Giving checked bytes their names; in the Hub's layout also the links by which engines find them.
+"""Give checked bytes their names; in the Hub's layout also the links that engines follow.
 
-What stands in the way is set aside, not removed: it may be a user's own.
+Sets aside what is in the way, and never removes it: it may be a user's own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def install_file(place: LockedFolder, partial: Path, pins: Sequence[FilePin]) ->
 
 
 def link(place: LockedFolder, pin: FilePin) -> bool:
-    """In the Hub's layout, let the name lead to the blob; whether that needed a change."""
+    """In the Hub's layout, link the name to the blob; return whether that changed it."""
     if not place.hub_cache or place.is_without_link(pin):
         return False
     name = place.name(pin)
@@ -62,7 +62,7 @@ def link(place: LockedFolder, pin: FilePin) -> bool:
 
 
 def repair_link(place: LockedFolder, pin: FilePin) -> bool:
-    """As `link`, where anything may lie in the way; whether that needed a change."""
+    """As `link`, after setting aside what is in the way."""
     clear_name(place, pin)
     return link(place, pin)
 
@@ -83,7 +83,7 @@ def clear_name(place: LockedFolder, pin: FilePin) -> None:
 
 
 def make_way(place: LockedFolder, target: Path) -> None:
-    """Real folders down to the target, and nothing but a file in its place."""
+    """Make real folders down to the target, and set aside a folder in its place."""
     folder = place.root
     with _MAKING_WAY:
         for part in target.parent.relative_to(place.root).parts:

@@ -1,4 +1,4 @@
-"""What was proved when: it makes the next verify of unmoved files instant.
+"""The record of what was proved when; it makes verifying unchanged files instant.
 
 An entry holds for one file on one disk of one machine: its size, times, inode and device. The
 time of a file's last change (ctime) is set by the kernel and cannot be put back, so an edit shows
@@ -42,8 +42,8 @@ from pipeline.weights.place import STATE, LockedFolder, in_hub_cache, require_no
 # The coarsest clock of a file system in use (FAT's); Linux's own disks tick every few milliseconds.
 CLOCK_TICK_NS = 2_000_000_000
 _MOST_BYTES = 256 << 20  # a set of 1 TB has 4 MB of marks
-# A receipt is written whole, which takes a second where it has 20,000 files: so many times as long
-# as it took passes until the next, and of what was proved meanwhile a kill may cost the proof.
+# Writing a receipt, always whole, takes a second for 20,000 files: this many times as long passes
+# until the next write, and a kill may cost the proof of what was proved meanwhile.
 _PAUSE = 10
 _MACHINE = Path("/etc/machine-id")
 _LIMITS = "The machine is out of memory or of open files: see `ulimit -n`."
@@ -59,12 +59,12 @@ class ReceiptEntry(Frozen):
 
     @property
     def each_mark(self) -> tuple[str, ...]:
-        """What the hash was after each block of the whole file."""
+        """The hash after each block of the whole file."""
         return tuple(self.marks[i : i + MARK_CHARS] for i in range(0, len(self.marks), MARK_CHARS))
 
 
 class Receipt(Sealed):
-    """All that was proved of one locked set in one folder.
+    """Everything proved about one locked set in one folder.
 
     The seal shows a damaged or half-written receipt; it is no defence against a forger.
     """
@@ -80,14 +80,14 @@ class Receipt(Sealed):
 def machine() -> str:
     """This machine, so that a folder on a moved or cloned disk is read again; "" where unknown."""
     try:
-        # hashed with a word of our own, as machine-id(5) asks of whoever shows the id to others
+        # hashed with a word of our own, as machine-id(5) asks of programs that publish the id
         return sha256_of(b"sm120 receipt " + _MACHINE.read_bytes().strip())
     except OSError:
         return ""
 
 
 def read_receipt(place: LockedFolder) -> dict[str, ReceiptEntry]:
-    """Entries by path, each for the hash it names; none of a receipt that is damaged or foreign."""
+    """Read entries by path, each for its hash; none if the receipt is damaged or foreign."""
     try:
         return _entries(read_plain(place.receipt_file, _MOST_BYTES) or b"")
     except OSError:
@@ -107,7 +107,7 @@ def _entries(data: bytes) -> dict[str, ReceiptEntry]:
 
 
 def disk_time_ns(place: LockedFolder) -> int | None:
-    """Now, by the clock that stamps the files; None where nothing can be written."""
+    """The time by the clock that stamps the files; None if nothing can be written."""
     try:
         place.require_own_state()
     except StoreUnwritable:
@@ -116,7 +116,7 @@ def disk_time_ns(place: LockedFolder) -> int | None:
 
 
 def state_time_ns(state: Path) -> int | None:
-    """The same by the folder of a place that has no lock yet."""
+    """As `disk_time_ns`, for a place that has no lock yet."""
     try:
         # a network disk stamps files by its server's clock, which may differ from ours by minutes
         state.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def proved(pin: FilePin, reading: FileReading, since_ns: int) -> ReceiptEntry:
 
 
 class ReceiptWriter:
-    """Writes a receipt while files are proved: what ends the process costs only the last ones."""
+    """Writes a receipt along with the proofs, so that a kill costs only the last ones."""
 
     def __init__(self, place: LockedFolder) -> None:
         self._place = place
@@ -151,11 +151,11 @@ class ReceiptWriter:
         return self
 
     def __exit__(self, *ended: object) -> None:
-        # also after a Ctrl-C: what was read or fetched before it need not be read again
+        # even after a Ctrl-C: no need to read again what was read or fetched before it
         self.add(at_once=True)
 
     def add(self, entries: Iterable[ReceiptEntry] = (), *, at_once: bool = False) -> None:
-        """Write them, unless most of the time would go by with writing receipts."""
+        """Write the entries, unless writing receipts would take most of the time."""
         with self._guard:
             self._new += entries
             begun_s = time.monotonic()
@@ -169,10 +169,10 @@ class ReceiptWriter:
 def keep_receipt(
     place: LockedFolder, entries: Iterable[ReceiptEntry], doubted: Iterable[str]
 ) -> None:
-    """Add what was proved, and stop vouching for what was not; the marks stay.
+    """Add what was proved, and stop vouching for doubted files; the marks stay.
 
     Rot on a disk changes no time and no inode: a file that is bad must not pass by its old entry.
-    A receipt only saves time: where none can be written, that is reported and not an error.
+    A receipt only saves time: failing to write one is reported, and not an error.
     """
 
     def change(data: bytes) -> bytes:
@@ -198,7 +198,7 @@ def keep_receipt(
 
 @dataclass(frozen=True)
 class ReceiptCheck:
-    """What a receipt and the files' sizes and kinds tell of a set, without reading a byte."""
+    """What a receipt, sizes and kinds tell about a set, without reading a byte."""
 
     proved: list[FilePin]
     unknown: list[FilePin]
@@ -206,7 +206,7 @@ class ReceiptCheck:
 
 
 def proved_identities(place: LockedFolder) -> dict[str, Identity]:
-    """The identity of each file as it was proved; none where there is no good receipt."""
+    """The identity of each proved file; empty without a good receipt."""
     known, wanted = read_receipt(place), {pin.path: pin.want for pin in place.lock.files}
     return {
         path: entry.identity
@@ -218,7 +218,7 @@ def proved_identities(place: LockedFolder) -> dict[str, Identity]:
 def check_by_receipt(
     place: LockedFolder, neighbours: Collection[LockedFolder] = ()
 ) -> ReceiptCheck:
-    """Which files are still what a receipt was made for; neighbours share the snapshot."""
+    """Find the files that still match their receipt; neighbours share the snapshot."""
     known = proved_identities(place)
     present, findings = survey(place, place.lock.files)
     findings += extras(place, neighbours)
@@ -233,9 +233,9 @@ def check_by_receipt(
 def files_here(
     place: LockedFolder, pins: Sequence[FilePin], stop: threading.Event
 ) -> tuple[set[str], dict[str, FilePin]]:
-    """The paths of files that are right, and by their hash the others that are there.
+    """Return the paths of right files, and map hashes to the others that are there.
 
-    By the receipt, or else by hashing them now, which the receipt then knows.
+    Trusts the receipt, or else hashes the files now and adds them to it.
     """
     known = proved_identities(place)
     by_size = {pin.size_bytes: pin for pin in pins}
@@ -282,14 +282,14 @@ _NOT_WEIGHTS = (STATE, ".cache", ".git")
 
 
 def is_own(lock: WeightsLock) -> bool:
-    """Whether a lock is of a folder rather than of a repository."""
+    """Whether a lock is for a folder, not for a repository."""
     return lock.repository.startswith(f"{LOCAL}/")
 
 
 def lock_folder(folder: Path) -> WeightsLock:
     """Hash every file of a folder, and leave the lock and a receipt in it.
 
-    The commit is that of the content: the same files give the same lock.
+    The content decides the commit: the same files give the same lock.
     """
     folder = folder.resolve()
     if in_hub_cache(folder):
@@ -332,7 +332,7 @@ def lock_folder(folder: Path) -> WeightsLock:
 
 
 def _files(folder: Path) -> list[str]:
-    """The files of a folder; a link is refused, as its bytes are somewhere else."""
+    """List a folder's files; refuse a link, as its bytes are somewhere else."""
     found = []
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in _NOT_WEIGHTS)

@@ -72,7 +72,7 @@ class FileFinding(Frozen):
 
 @dataclass(frozen=True)
 class Present:
-    """A file that is there in its right size; its bytes are not looked at yet."""
+    """A file that has the right size; nobody has looked at its bytes yet."""
 
     pin: FilePin
     path: Path
@@ -82,7 +82,7 @@ class Present:
 def survey(
     place: LockedFolder, pins: Collection[FilePin]
 ) -> tuple[list[Present], list[FileFinding]]:
-    """What is known of each file from its size and kind alone, without reading it."""
+    """Judge each file by its size and kind alone, without reading it."""
     # real paths: a link on the way must not lead the reader to files outside of the folder
     root, folder = os.path.realpath(place.root), cache(os.path.realpath)
     present, findings = [], []
@@ -102,7 +102,7 @@ def survey(
             kind, detail = "missing", "the link is broken" if path.is_symlink() else ""
         except OSError as error:
             kind, detail = "unreadable", error.strerror or str(error)
-        # opening a pipe would wait for a writer, and a device may act on being read
+        # opening a pipe would wait for a writer, and reading a device may have effects
         if status and not stat.S_ISREG(status.st_mode):
             kind, detail = "not a file", _ODD.get(stat.S_IFMT(status.st_mode), "a link or device")
         elif status and status.st_size != pin.size_bytes:
@@ -181,7 +181,7 @@ def extras(place: LockedFolder, neighbours: Iterable[LockedFolder] = ()) -> list
 
 
 def walk_folder(root: Path, skip: Collection[str] = ()) -> Iterator[str]:
-    """Every file, link and oddity below a folder; links are named, not followed.
+    """List every file, link and oddity below a folder; follow no link.
 
     A folder that cannot be listed ends with a slash.
     """

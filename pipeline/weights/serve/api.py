@@ -1,6 +1,6 @@
 """Answers as the Hub gives them, for the part of it that clients need to load a model.
 
-Which repositories, revisions and files exist for a client is what the locks say, and nothing else.
+The locks alone decide which repositories, revisions and files exist for a client.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Json = dict[str, Any]
 
 
 def absent(code: str, message: str, commit: str = "") -> RequestError:
-    """The refusal of what is not served; `code` is the Hub's X-Error-Code for it."""
+    """Refuse what is not served; `code` is the Hub's X-Error-Code for it."""
     extra = {"X-Repo-Commit": commit} if commit else {}
     return RequestError(404, message, {"X-Error-Code": code, **extra})
 
@@ -161,10 +161,10 @@ class ServedSets:
         return [held for s in self.snapshots.values() for held in s.files.values()]
 
     def names(self, repository: str) -> dict[str, str]:
-        """Every name of a repository's revisions with its commit."""
+        """Map a repository's revision names to commits."""
         named = {n: c for (r, n), c in self._names.items() if r == repository}
         commits = self._commits(repository)
-        # clients that name no revision ask for main; of several commits none can be meant
+        # clients that name no revision ask for main; with several commits that is ambiguous
         return {**({MAIN: commits[0]} if len(commits) == 1 else {}), **named}
 
     def find(self, repository: str, revision: str) -> Snapshot:
@@ -179,7 +179,7 @@ class ServedSets:
         return self.snapshots[repository, commit]
 
     def refs(self, repository: str) -> Json:
-        """The names of revisions, all as branches: which of them are tags is not known."""
+        """List the names of revisions, all as branches: nobody knows which of them are tags."""
         names = self.names(repository)
         self.find(repository, next(iter(names), MAIN))
         rows = [
@@ -245,7 +245,7 @@ class HubApi:
     _listing: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, request: Request) -> Response:
-        """The answer to a request; none of them changes anything."""
+        """Answer a request; no request changes anything."""
         try:
             return self._answer(request)
         except NotYet as reason:
@@ -339,7 +339,7 @@ class HubApi:
             "ETag": etag,
             "X-Repo-Commit": snapshot.commit,
             "Accept-Ranges": "bytes",
-            # a proxy must ask again: by now the file may be refused
+            # a proxy must ask again: by now we may refuse the file
             "Cache-Control": "no-cache",
         }
         if pin.sha256:
@@ -379,7 +379,7 @@ class HubApi:
             raise NotYet(str(reason)) from None
 
     def held(self, snapshot: Snapshot, block_bytes: int) -> Response:
-        """Which blocks are here: of a fetch those that it verified, else whole files."""
+        """List the blocks here: those that a running fetch verified, else whole files."""
         if self.holder is not None:
             now = self.holder.held()
             # bits of blocks of another size mean other bytes
@@ -397,7 +397,7 @@ class HubApi:
         return _json(now.model_dump(), snapshot)
 
     def blocks(self, held: ServedFile, block_bytes: int) -> Response:
-        """The hash of each block of a file that is whole; computed once, one file at a time."""
+        """Return the hash of each block of a whole file; compute it once, one file at a time."""
         key = held.pin.want, block_bytes
         with self._listing:
             if key not in self._lists:

@@ -52,7 +52,7 @@ class Closed(Exception):
 
 
 class Incomplete(Exception):
-    """The answer could not be sent whole; the connection cannot be used any more."""
+    """The answer could not be sent whole; the connection is no longer usable."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Reader:
         self._sock, self._buffer = sock, b""
 
     def next(self, *, is_patient: bool = False) -> Request:
-        """The next request; raises Closed at the end and Refused for what is not a request.
+        """Read the next request; raise Closed at the end, RequestError for anything else.
 
         A new client must send its request soon; only one that may read can stay idle.
         """
@@ -208,7 +208,7 @@ class Reader:
         return Request(match[1].decode(), match[2].decode(), headers, body, stays)
 
     def _receive(self, deadline: float, *, begun: bool) -> None:
-        """More bytes; a client that has begun a request and is late gets an answer."""
+        """Read more bytes; answer a client that has begun a request and is late."""
         try:
             self._sock.settimeout(max(0.001, deadline - time.monotonic()))
             data = self._sock.recv(HEAD_BYTES)
@@ -224,7 +224,7 @@ class Reader:
 
 
 def send_bytes(sock: socket.socket, data: bytes, *, more: bool = False) -> None:
-    """A whole answer or its head; `more` lets the head leave in one packet with what follows."""
+    """Send an answer or its head; with `more`, the head leaves in one packet with the rest."""
     try:
         sock.settimeout(STALL_S)
         if more and not isinstance(sock, ssl.SSLSocket):
@@ -236,7 +236,7 @@ def send_bytes(sock: socket.socket, data: bytes, *, more: bool = False) -> None:
 
 
 def send_part(sock: socket.socket, part: FilePart) -> None:
-    """All bytes of a part, the last ones only if the file is still the proved one by then.
+    """Send a part, its last bytes only if the file is still the proved one by then.
 
     A client that gets too few bytes discards them or asks again. What is written to a file after
     its last bytes were taken may still change pages that are being sent: no server that does not

@@ -1,4 +1,4 @@
-"""The proof of every served file: by a receipt, or by hashing it in the background."""
+"""Proves every served file: by a receipt, or by hashing it in the background."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ State = Literal["unproved", "proved", "wrong"]
 
 
 class NotYet(Exception):
-    """The file is still to be hashed, or cannot be read now; ask again later."""
+    """The file is not hashed yet, or cannot be read now; ask again later."""
 
 
 @dataclass(eq=False)
 class ServedFile:
-    """One file that may be served, and what is known of it."""
+    """One file that may be served, and what we know about it."""
 
     place: LockedFolder
     pin: FilePin
@@ -61,7 +61,7 @@ class Prover:
         files: Iterable[ServedFile],
         proved: Callable[[LockedFolder], Mapping[str, Identity]] = lambda place: {},
     ) -> None:
-        """Files that are still as they were when a receipt `proved` them need no hashing."""
+        """Skip hashing files that have not changed since a receipt `proved` them."""
         self.files = list(files)
         self.advance: hashing.Advance = lambda n_bytes: None
         self._queue: deque[ServedFile] = deque()
@@ -99,7 +99,7 @@ class Prover:
             self._changed.notify_all()
 
     def open(self, held: ServedFile) -> tuple[int, Identity]:
-        """A large file, open and proved to be what was hashed."""
+        """Open a large file, proved to be the one that was hashed."""
         handle = self._opened(held)
         try:
             now = hashing.identity_of(os.fstat(handle))
@@ -118,7 +118,7 @@ class Prover:
             raise
 
     def read(self, held: ServedFile) -> bytes:
-        """A small file's bytes, hashed just now."""
+        """Read a small file, and hash its bytes now."""
         handle = self._opened(held)
         try:
             # one byte more than is locked shows a file that grew
@@ -203,7 +203,7 @@ class Prover:
                     self._enqueue(held, first=False)
 
     def _verdict(self, held: ServedFile) -> tuple[State, Identity | None, str]:
-        """All of it from one moment: half an old verdict and half a new one would be wrong."""
+        """Read the verdict at one moment: half an old and half a new one would be wrong."""
         with self._changed:
             return held.state, held.seen, held.why
 

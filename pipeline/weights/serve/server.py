@@ -1,4 +1,4 @@
-"""The sockets: a thread for each connection, limits on how many, and an end that closes all.
+"""The sockets: one thread per connection, limits on how many, and a stop that closes all.
 
 Anybody can open connections and send nothing. So clients that have not yet shown that they may
 read (unknown clients) have their own, smaller limit, in all and for each address. One more closes
@@ -46,7 +46,7 @@ class ClientConnection:
     since: float = field(default_factory=time.monotonic)  # an unknown client: since it connected
 
     def hang_up(self) -> None:
-        """From any thread: whoever reads or writes on this connection gets an end of file."""
+        """End it from any thread: whoever reads or writes on it gets an end of file."""
         with suppress(OSError):
             # not the SSL socket's own: for a moment that would write to the network in plain
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
@@ -54,7 +54,7 @@ class ClientConnection:
 
 @dataclass
 class ConnectionLimits:
-    """All that are open, and the limits."""
+    """All open connections, and the limits."""
 
     most: int = MOST_CONNECTIONS
     most_unknown: int = MOST_UNKNOWN
@@ -66,7 +66,7 @@ class ConnectionLimits:
         return len(self._open)
 
     def add(self, connection: ClientConnection) -> None:
-        """A new client, unknown yet; it may cost another unknown one its connection."""
+        """Add a new, unknown client; it may cost another unknown one its connection."""
         with self._lock:
             unknown = [c for c in self._open if not c.may_read]
             own = [c for c in unknown if c.peer == connection.peer]
@@ -84,7 +84,7 @@ class ConnectionLimits:
             self._open.add(connection)
 
     def let_read(self, connection: ClientConnection, most_of_one: int | None) -> bool:
-        """The client may read the files; False where all connections for such are busy."""
+        """Let a client read the files; False if all connections for readers are busy."""
         with self._lock:
             if connection.may_read:
                 return True
@@ -126,7 +126,7 @@ class ConnectionLimits:
 
 
 def most_connections() -> int:
-    """As many clients as this process may have files open for: each takes a socket and a file."""
+    """Count the clients that this process has files for: each takes a socket and a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < _WANTED_FILES:
         wanted = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(_WANTED_FILES, hard)
@@ -147,7 +147,7 @@ class HubServer:
     port: int = 0
     tls: ssl.SSLContext | None = None
     may_read: Callable[[http.Request], bool] = lambda request: True
-    most_of_one: int | None = None  # connections of one address; where no token is asked for
+    most_of_one: int | None = None  # connections of one address, if no token is needed
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     is_quiet: bool = False  # beside a fetch: no line for each request
     requests: int = 0
@@ -277,12 +277,12 @@ class HubServer:
         return True
 
     def _say(self, line: str) -> None:
-        """A line is written in two pieces; those of two threads must not mix."""
+        """Log a line in one go: its two pieces must not mix with another thread's."""
         with self._lock:
             if not self.is_quiet:
                 log.say(line)
 
 
 def _plain(target: str) -> str:
-    """A target for the log: short, and without a query, in which some clients put secrets."""
+    """Shorten a target for the log, and drop the query, where some clients put secrets."""
     return target.partition("?")[0][:_LOG_CHARS]

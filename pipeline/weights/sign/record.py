@@ -33,7 +33,7 @@ def set_digest(lock: WeightsLock) -> str:
 def verification(
     place: LockedFolder, neighbours: Collection[LockedFolder] = (), *, full: bool = False
 ) -> WeightsVerification:
-    """Check a set. Unless `full`, nothing is read: a file without a receipt is unknown."""
+    """Check a set. Unless `full`, read nothing: a file without a receipt is unknown."""
     if full:
         report = verify_files(place, WeightsVerifyOptions(full=True), neighbours).report
         read, why = report.files_read, reasons(report.damage)
@@ -54,7 +54,7 @@ def verification(
 def verification_from(
     *, files_read: int, files_by_receipt: int, why: Sequence[str] = ()
 ) -> WeightsVerification:
-    """The result of a fetch or verify that has just ended: all files are as locked, or why not."""
+    """Make the result of a fetch or verify that has just ended: all as locked, or why not."""
     return WeightsVerification(
         result="damaged" if why else "verified",
         how="receipt" if files_by_receipt else "full",

@@ -74,7 +74,7 @@ class _Statement(ForeignModel):
 
 
 def locked_digests(place: LockedFolder, pins: Sequence[FilePin]) -> Digests:
-    """The SHA-256 of locked files; only those that the lock knows by git's SHA-1 are read."""
+    """Find the SHA-256 of locked files; read only those that the lock knows by git's SHA-1."""
     locked: Digests = {pin.path: pin.sha256 for pin in pins if pin.sha256}
     small = {pin.path: pin for pin in pins if not pin.sha256}
 
@@ -117,9 +117,9 @@ def is_below(path: str, folders: Iterable[str]) -> bool:
 
 
 def signed_files_below(root: Path, ignored: Iterable[str]) -> list[str]:
-    """Every file below a folder but the ignored ones; links are named and not followed.
+    """List every file below a folder but the ignored ones; follow no link.
 
-    A folder that cannot be listed is named, with a slash: no signature can cover it.
+    It names an unreadable folder, with a slash: no signature can cover it.
     """
     skip = list(ignored)
     paths = (path for path in walk_folder(root, skip) if not is_below(path, skip))
@@ -127,7 +127,7 @@ def signed_files_below(root: Path, ignored: Iterable[str]) -> list[str]:
 
 
 def sha256_below(root: Path, path: str, stop: threading.Event | None = None) -> str:
-    """The SHA-256 of a file that lies in a folder; a link may only lead into the same folder."""
+    """Hash a file in a folder; a link may only lead into the same folder."""
     home, where, name = root.resolve(), root, path
     if (root / path).is_symlink():
         # a snapshot of a Hub cache is all links: its blobs lie beside it in the same repository
@@ -155,7 +155,7 @@ class Signed:
 
 
 def default_signature(place: LockedFolder) -> Path:
-    """Where a set's signature lies by default: where verify does not take it for an extra file."""
+    """A set's default signature file, where verify does not take it for an extra file."""
     return place.state / NAME
 
 
@@ -268,7 +268,7 @@ def compare_signature(
     wanted = claimed.files
     own = [*OWN_PATHS, *_inside(signature, folder)]
     ignored = [*claimed.ignored, *own]
-    # a listed file that is ignored would never be compared
+    # a file both listed and ignored would never be compared
     if hidden := [path for path in wanted if is_below(path, ignored)]:
         raise ModelSignatureInvalid(f"{signature.name}: both lists and ignores {hidden[0]}")
     present = signed_files_below(folder, ignored)
@@ -305,7 +305,7 @@ def _compare(what: str, paths: set[str]) -> None:
 
 
 def _inside(signature: Path, folder: Path) -> list[str]:
-    """The signature itself, where it lies in the folder it covers."""
+    """The signature itself, if it is in the folder that it covers."""
     # the format has no rule for it; its own tool ignores the signature file in the same way
     real, root = signature.resolve(), folder.resolve()
     return [real.relative_to(root).as_posix()] if real.is_relative_to(root) else []

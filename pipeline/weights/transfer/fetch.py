@@ -1,4 +1,4 @@
-"""A locked set's files to their place: in parallel, resumable, hashed as they arrive."""
+"""Fetch a locked set's files: in parallel, resumable, hashed as they arrive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipeline.weights.transfer.peers import PeerGroup, PeerPool
 from pipeline.weights.transfer.router import AttemptFailed, Attempts, Route, Router
 from pipeline.weights.transfer.workers import Options, PartialFile, Throttle, WorkerPool, adopt
 
-# a disk that is filled to its last byte makes other programs fail
+# filling a disk to its last byte makes other programs fail
 LEAVE_FREE_BYTES = 64 << 20
 
 
@@ -37,9 +37,9 @@ def fetch_files(
     begins: bool = True,
     group: PeerGroup | None = None,
 ) -> list[FilePin]:
-    """Fetch every file that is not yet right; returns those that were fetched.
+    """Fetch every file that is not right yet; return the fetched ones.
 
-    Files that are there are right when a receipt proves them or their hash is right. One process
+    A file counts as right if a receipt proves it or its hash is right. One process
     at a time works on a place; unless it `begins` a set, its lock is not kept for the next run.
     Hosts of a `group` hand each other what they have verified.
     """
@@ -55,7 +55,7 @@ def fetch_files(
         for pin in pins:
             if pin.path in right:
                 link(place, pin)
-            # its bytes lie under the name of another file: nothing is fetched for it
+            # another file's name has its bytes: fetch nothing for it
             elif (other := wrong.get(pin.want)) is not None:
                 log.say(f"  {pin.path}: lies here as {other.path}")
                 with os_errors_explained():
@@ -86,7 +86,7 @@ def fetch_range(
     client: NetClient,
     options: Options | None = None,
 ) -> Iterator[bytes]:
-    """The bytes of one range, in order and complete; only the caller knows what they should be."""
+    """Yield the bytes of one range, in order and complete; the caller must judge them."""
     chosen = options or Options()
     throttle = Throttle(chosen.limit_bytes_per_s, client.stop)
     attempts = Attempts(Router(routes), client.stop, chosen.first_wait_s)
@@ -133,7 +133,7 @@ def require_own_folder(place: LockedFolder, pins: Sequence[FilePin]) -> None:
     root = os.path.realpath(place.root)
     for folder in sorted({*folders, place.partial_folder}):
         real = Path(os.path.realpath(folder))
-        # what a link leads to may be another's, and `verify` calls such files damaged
+        # a link may lead to somebody else's file, and `verify` calls such files damaged
         if not real.is_relative_to(root):
             raise StoreUnwritable(
                 f"{folder}: leads out of {place.root}, to {real}",
@@ -200,7 +200,7 @@ def _transfer(
 
 
 def require_space(root: Path, missing_bytes: int) -> None:
-    """Refuse before the first byte what the disk cannot hold."""
+    """Refuse what the disk cannot hold, before the first byte."""
     free = free_bytes(root)
     if missing_bytes and missing_bytes + LEAVE_FREE_BYTES > free:
         raise DiskFull(
@@ -231,7 +231,7 @@ def plan_fetch(place: LockedFolder, pins: Sequence[FilePin], options: Options) -
     for pin in pins:
         state: State
         if identity := right_size(place.file(pin), pin):
-            # whether its bytes are right only reading tells, which takes minutes for a large set
+            # only reading tells whether its bytes are right: minutes for a large set
             state, missing = "right" if proved.get(pin.path) == identity else "to be read", 0
         else:
             fetched = PartialFile(pin, place.partial_folder, options.range_bytes).kept_bytes

@@ -36,9 +36,9 @@ ReadFile = Callable[[str, str, FilePin], bytes]
 
 
 def open_hub(*, patient: bool = True) -> tuple[Hub, ReadFile]:
-    """The Hub that this machine uses, and what reads its small files whole.
+    """Open the Hub that this machine uses, with a reader for small files.
 
-    Unless `patient`, a Hub that cannot be reached is given up after two short tries.
+    Unless `patient`, gives up an unreachable Hub after two short tries.
     """
     settings = plain_settings()
     attempts, limits = (None, None) if patient else (2, HttpLimits(connect_s=_SHORT_CONNECT_S))
@@ -96,9 +96,9 @@ class LockChange(Frozen):
 
 
 def look_up(spec: WeightsSpec, hub: Hub, fetch: Fetch) -> LockResult:
-    """The lock that answers a spec today; `fetch` reads a small file at a commit, as it comes."""
+    """Make today's lock for a spec; `fetch` reads a small file at a commit, as it comes."""
     commit = hub.commit_of(spec.repository, spec.revision)
-    # a mirror that answers another commit than the one it was asked for serves other files
+    # a mirror that answers with another commit serves other files
     if COMMIT.fullmatch(spec.revision) and commit != spec.revision:
         raise HubBroken(
             f"{spec.repository}: the Hub answers commit {commit} when asked for {spec.revision}"
@@ -117,7 +117,7 @@ def look_up(spec: WeightsSpec, hub: Hub, fetch: Fetch) -> LockResult:
         if part := _SPLIT.fullmatch(pin.path):
             key = (part["stem"], part["of"], part["end"])
             sets.setdefault(key, set()).add(int(part["at"]))
-        # only a warning hangs on it, so an index that is too large is passed over
+        # only a warning depends on it, so it skips an index that is too large
         if not pin.path.endswith(_INDEX) or pin.size_bytes > MOST_INDEX_BYTES:
             continue
         folder, data = pin.path[: pin.path.rfind("/") + 1], pinned_bytes(pin, fetch(pin, commit))
@@ -137,7 +137,7 @@ def look_up(spec: WeightsSpec, hub: Hub, fetch: Fetch) -> LockResult:
         # not by their number: a part beyond the last must not stand in for a missing one
         if parts != set(range(1, int(of) + 1))
     ]
-    # asked again at the end: what was read in between belongs together only if the branch stood
+    # asks again at the end: the answers belong together only if the branch did not move
     now = hub.commit_of(spec.repository, spec.revision)
     if now != commit:
         raise RevisionMoved(
@@ -154,7 +154,7 @@ def look_up(spec: WeightsSpec, hub: Hub, fetch: Fetch) -> LockResult:
 
 
 def pinned_bytes(pin: FilePin, data: bytes) -> bytes:
-    """The bytes, if they are the pin's."""
+    """Return the bytes if they are the pin's."""
     hasher = pin.new_hash()
     hasher.update(data)
     if len(data) != pin.size_bytes or hasher.hexdigest() != pin.want:

@@ -1,9 +1,9 @@
 """Hosts of a rack that fetch the same set: each takes from the others what they have verified.
 
-The origin (a neighbour, a mirror or the Hub) is asked for blocks that no host has and no other host
-is fetching, so that it sends about one copy to all of them. Hosts ask each other several times a
-second what they hold. Nobody is in charge: a host that is gone, slow or lying is left, and what it
-was to bring comes from elsewhere. Whatever anybody says, the hash in the lock decides.
+Hosts ask the origin (a neighbour, a mirror or the Hub) for blocks that no host has and no other
+is fetching, so that it sends about one copy to all of them. They ask each other several times a
+second what they hold. Nobody is in charge: others leave a host that is gone, slow or lying, and get
+its blocks from elsewhere. Whatever anybody says, the hash in the lock decides.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _IDLE_S = 20.0  # a host that received nothing for so long does not bring what i
 _BLOCK_S = 60.0  # for one block of a peer, however it drips in
 _MOST_OPEN = 2  # blocks of one peer at a time: its other peers want some, too
 _WINDOW_BLOCKS = 1024  # from which the next is chosen; files are still finished one by one
-_LIST_S = 20.0  # a file whose block list takes longer is begun without it
+_LIST_S = 20.0  # a file starts without a block list that takes longer
 _LONGEST_WAIT_S = 600.0
 _MOST_ANSWER_BYTES = 8 << 20  # the block list of a file of 1 TB
 _POLL = HttpLimits(connect_s=3.0, silence_s=5.0, head_s=5.0, piece_s=5.0, grace_s=5.0)
@@ -63,7 +63,7 @@ _LIST = HttpLimits(connect_s=5.0, silence_s=150.0, head_s=150.0)  # its server r
 
 @dataclass(eq=False)
 class Peer:
-    """Another host of the rack, and what it said last."""
+    """Another host of the rack, and its last answer."""
 
     route: HttpRoute
     says: HeldBlocks | None = None
@@ -99,13 +99,13 @@ class PeerGroup:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Ask the peers what they hold, as long as the block lasts."""
+        """Ask the peers what they hold while the block lasts."""
         threads = [threading.Thread(target=self._ask, args=(p,), daemon=True) for p in self.peers]
         self._over.clear()
         try:
             for thread in threads:
                 thread.start()
-            # who begins without knowing what the others are at asks the origin for the same
+            # a host that starts without knowing what others fetch asks the origin for the same
             for _ in threads:
                 self._begun.acquire(timeout=1.0)
             yield
@@ -140,7 +140,7 @@ class PeerGroup:
             self._over.wait(pause_s)
 
     def _answer(self, route: HttpRoute, url: str, limits: HttpLimits) -> object:
-        """A small JSON answer; None where there is none to be had from this machine."""
+        """Read a small JSON answer; None if this machine gives none."""
         login = route.repository.login
         with self._client.ask("GET", url, headers=login, limits=limits) as answer:
             if answer.status in MAY_PASS:
@@ -151,7 +151,7 @@ class PeerGroup:
         return read_json(data, most_bytes=_MOST_ANSWER_BYTES)
 
     def blocks(self, route: HttpRoute, pin: FilePin) -> tuple[str, ...] | None:
-        """The block list that a machine has of a file; raises NetError or ValueError."""
+        """Get a machine's block list of a file; raise NetError or ValueError."""
         there = route.repository
         url = f"{there.endpoint}/api/models/{there.name}/blocks/{there.commit}/{quote(pin.path)}"
         found = self._answer(route, f"{url}?block_bytes={self.block_bytes}", _LIST)
@@ -164,16 +164,16 @@ class PeerGroup:
         return tuple(blocks.sha256)
 
     def there(self) -> list[Peer]:
-        """The peers that answer, and may be asked for blocks."""
+        """The peers that answer, and that we may ask for blocks."""
         now = time.monotonic()
         return [p for p in self.peers if p.is_there(now) and now >= p.paused_s]
 
     def failed(self, peer: Peer, why: str, *, lied: bool = False) -> None:
-        """Count a failure; who sends wrong bytes is never asked again, others after a while."""
+        """Count a failure; never ask a peer that sent wrong bytes again, others after a while."""
         with self.guard:
             peer.failures += 1
             if peer.lied:
-                return  # all of its blocks that were under way fail
+                return  # all of its blocks in transfer fail
             if lied:
                 peer.lied = True
                 log.say(f"  {peer.route.name}: {why}; it is not asked any more")
@@ -182,7 +182,7 @@ class PeerGroup:
                 log.say(f"  {peer.route.name}: {why}; going on without it for {_PAUSE_S:.0f} s")
 
     def held(self) -> HeldBlocks:
-        """What this host can hand on, as others ask for it."""
+        """What this host can share, as others ask for it."""
         with self.guard:
             sizes = {pin.want: pin.size_bytes for pin in self._place.lock.files}
             files = {want: partial.right for want, partial in self.partials.items()}
@@ -197,7 +197,7 @@ class PeerGroup:
             )
 
     def open_held(self, pin: FilePin, start: int, stop: int) -> int:
-        """A handle on bytes that are verified."""
+        """Open a handle on verified bytes."""
         with self.guard:
             is_whole, partial = pin.want in self.whole, self.partials.get(pin.want)
         if is_whole:
@@ -210,7 +210,7 @@ class PeerGroup:
         raise FileUnreadable("is still being fetched")
 
     def have(self, wants: Iterable[str]) -> None:
-        """These files have their names now."""
+        """Note that these files have their names now."""
         with self.guard:
             self.whole.update(wants)
 
@@ -244,11 +244,11 @@ class PeerPool(WorkerPool):
         super().__post_init__()
         group = self.group
         self._origins = [route for route in self.router.routes if isinstance(route, HttpRoute)]
-        self._taken: dict[tuple[str, int], Peer] = {}  # who is asked for which block
+        self._taken: dict[tuple[str, int], Peer] = {}  # the peer asked for each block
         self._n_origin = 0
         self._givers: dict[str, Peer | None] = {}  # of a block list; none is the origin
-        self._unlisted: set[str] = set()  # files whose blocks nobody can name yet
-        self._doubted: set[str] = set()  # files whose block list was false
+        self._unlisted: set[str] = set()  # files without a block list so far
+        self._doubted: set[str] = set()  # files with a false block list
         self._over = threading.Event()
         for partial in self.partial_files:
             # a file of one block needs no list: its own hash is that of the block
@@ -274,7 +274,7 @@ class PeerPool(WorkerPool):
             for partial in files:
                 pin, step = partial.pin, group.block_bytes
                 if partial.blocks is not None or pin.want in self._doubted:
-                    # judge by the list what an earlier run left, so that others can have it
+                    # judge an earlier run's blocks by the list, so that others can have them
                     if partial.kept_bytes and partial in self._begun and pin.want not in judged:
                         judged.add(pin.want)
                         for start in range(0, pin.size_bytes, step):
@@ -305,7 +305,7 @@ class PeerPool(WorkerPool):
             self._over.wait(0.2)
 
     def _judge(self, partial: PartialFile, start: int, stop: int) -> None:
-        """Look at a block that lies on the disk."""
+        """Judge a block that is on the disk already."""
         if partial.blocks is None or (handle := partial.held(start, stop)) is None:
             return
         try:
@@ -318,7 +318,7 @@ class PeerPool(WorkerPool):
                 partial.right |= 1 << index
 
     def _distrust(self, partial: PartialFile) -> None:
-        """The block list of a file is not that of the locked file: do without it."""
+        """Drop a file's block list, which is not that of the locked file."""
         want = partial.pin.want
         self._doubted.add(want)
         self._unlisted.add(want)
@@ -331,7 +331,7 @@ class PeerPool(WorkerPool):
             log.say(f"  the origin: {why}; going on without it")
 
     def _next_job(self, last: PartialFile | None) -> tuple[PartialFile, Span | None] | None:
-        """A block of a peer or of the origin; an empty span where only the hash is left to do."""
+        """Pick a block of a peer or the origin; no span if only the hash is left to do."""
         with self._changed:
             while not self.client.stop.is_set():
                 n_blocks = sum(len(partial.todo()) for partial in self._begun)
@@ -350,17 +350,17 @@ class PeerPool(WorkerPool):
         raise Interrupted("stopped")
 
     def _choose(self) -> tuple[PartialFile, Span] | None:
-        """The next block and who is asked for it; called while `_changed` is held.
+        """Choose the next block and whom to ask for it; the caller holds `_changed`.
 
-        Each host first asks the origin for its own share of the blocks, by their number. Peers are
-        asked for what is rarest, first those of whom nothing is asked yet, then the nearest.
+        Each host first asks the origin for its own share of the blocks, by number. It asks peers
+        for what is rarest, first those with no open request, then the nearest.
         """
         group, now = self.group, time.monotonic()
         peers, step = group.there(), group.block_bytes
         unfinished = [p for p in peers if p.says is not None and not p.says.is_whole]
         hosts = sorted({group.host, *(p.says.host for p in unfinished if p.says is not None)})
         rank, number = hosts.index(group.host), 0
-        # who has stopped receiving does not bring what it has asked for
+        # a host that has stopped receiving will not deliver what it has asked for
         moving = [p for p in unfinished if now - p.moved_s < _IDLE_S]
         most = max(1, self.options.jobs // len(hosts))
         origin: tuple[tuple[float, ...], PartialFile, Span] | None = None
@@ -413,7 +413,7 @@ class PeerPool(WorkerPool):
         return partial, span
 
     def _transfer(self, partial: PartialFile, span: Span, lane: Lane) -> None:
-        """One block from whom `_choose` chose; a later attempt fetches what does not come."""
+        """Fetch a block from `_choose`'s choice; a later attempt fetches what does not come."""
         group, want = self.group, partial.pin.want
         if (peer := self._taken.get((want, span[0]))) is None:
             try:
@@ -443,7 +443,7 @@ class PeerPool(WorkerPool):
             self._wake()
 
     def _write(self, partial: PartialFile, body: ByteStream, spans: list[Span], lane: Lane) -> None:
-        """A block is judged in memory, and written only if its hash is right."""
+        """Judge a block in memory, and write it only if its hash is right."""
         if (blocks := partial.blocks) is None or body.is_whole:
             todo = sum(stop - start for start, stop in spans)
             try:
@@ -483,7 +483,7 @@ class PeerPool(WorkerPool):
         spans.pop(0)
 
     def _finish(self, partial: PartialFile) -> None:
-        """As all files; one whose blocks were as listed and which is wrong had a false list."""
+        """Finish a file; a wrong one with all blocks as listed had a false list."""
         is_right = partial.hash.digest == partial.pin.want
         if not is_right and partial.blocks is not None and len(partial.blocks) > 1:
             self._distrust(partial)

@@ -1,6 +1,6 @@
 """Sources of a file's bytes: which one is asked next, when to try again, and when to give up.
 
-Nothing that a source delivers is trusted: the hash in the lock decides.
+It trusts nothing that a source delivers: the hash in the lock decides.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LONGEST_DEFER_S, _LEAST_DEFER_S = 600.0, 30.0
 # delivers: a machine that was switched off must not cost every range two attempts and their waits.
 FAILURES = 4
 # Answers that no sound server gives (another range, another length) are seldom a transfer fault:
-# a source of so many for one file, over all connections, is not asked for it again.
+# after this many for one file, over all connections, no thread asks the source for it again.
 WRONG_ANSWERS = 3
 _NOT_DELIVERED = (
     "Check the network, HF_ENDPOINT and what --from names, then run it again: finished files are"
@@ -91,7 +91,7 @@ class AttemptFailed(Exception):
 
     @property
     def cost(self) -> int:
-        """As how many tries it counts: a stall has cost 30 s, and who is off will stay off."""
+        """How many tries it counts as: a stall has cost 30 s, and a host that is off stays off."""
         return _TRIES if self.is_stall or self.is_unreached else 1
 
 
@@ -114,7 +114,7 @@ def wrong_bytes(message: str) -> DigestMismatch:
 
 
 def not_offline(message: str) -> OfflineMiss:
-    """A file that cannot be had without asking a server."""
+    """The error for a file that needs a server."""
     return OfflineMiss(message, "Run without --offline, or name a folder that has it with --from.")
 
 
@@ -129,7 +129,7 @@ class Router:
     def __init__(self, routes: Sequence[Route]) -> None:
         self.routes = list(routes)
         self._open, self._failures = Counter[Route](), Counter[Route]()
-        self.not_before: dict[Route, float] = {}  # the pause that a server asked for, of all
+        self.not_before: dict[Route, float] = {}  # until when each server asked us to pause
         self._wrong_answers = Counter[tuple[str, Route]]()
         self._missing: dict[str, dict[Route, NotAvailable]] = {}  # by the file's hash
         self._alone: dict[str, Route] = {}  # which source a file that arrived wrong comes from
@@ -143,7 +143,7 @@ class Router:
             return [r for r in able if r not in self._liars] or able
 
     def pick(self, pin: FilePin, tries: Counter[Route]) -> Route:
-        """The route for a file's next attempt; `release` says when that is over."""
+        """Pick the route for a file's next attempt; call `release` when that is over."""
         with self._guard:
             if not (able := self.able(pin)):
                 raise self.error(pin, {})
@@ -163,7 +163,7 @@ class Router:
             return route
 
     def release(self, route: Route) -> None:
-        """The attempt that `pick` was for is over."""
+        """End the attempt that `pick` was for."""
         with self._guard:
             self._open[route] -= 1
 
@@ -181,7 +181,7 @@ class Router:
     def error(
         self, pin: FilePin, reasons: dict[str, str], failure: AttemptFailed | None = None
     ) -> PipelineError:
-        """Why no source delivers a file, after a last failure or where none is left to ask."""
+        """Explain why no source delivers a file, after a last failure or with none left."""
         with self._guard:
             missing = self._missing.get(pin.want, {})
             if not missing and failure is None:
@@ -213,14 +213,14 @@ class Router:
             self._missing.setdefault(pin.want, {})[route] = nothing
 
     def lacks_only(self, pin: FilePin) -> bool:
-        """Whether no route has this one file, for reasons that do not concern other files."""
+        """Whether every route lacks this file for reasons that concern no other file."""
         with self._guard:
             missing = self._missing.get(pin.want, {})
             everywhere = 0 < len(missing) == len(self.routes)
             return everywhere and all(n.only_this_file for n in missing.values())
 
     def failed(self, route: Route, pin: FilePin, failure: AttemptFailed) -> bool:
-        """Count a failed attempt; whether this route is not asked for the file again."""
+        """Count a failed attempt; return whether to drop this route for the file."""
         with self._guard:
             self._failures[route] += failure.cost
             self._wrong_answers[pin.want, route] += failure.error_type is not None
@@ -232,7 +232,7 @@ class Router:
             return True
 
     def delivered(self, route: Route) -> None:
-        """A range came whole: earlier failures no longer count."""
+        """Note that a range came whole: earlier failures no longer count."""
         with self._guard:
             self._failures[route] = 0
 
@@ -246,7 +246,7 @@ class Attempts:
         self.received()
 
     def open(self, pin: FilePin, start: int, stop: int) -> ByteStream:
-        """The range from the route whose turn it is; raises `AttemptFailed`, or the last error."""
+        """Open the range at the next route; raise `AttemptFailed`, or the last error."""
         while True:
             if self._route is not None:
                 self._router.release(self._route)
@@ -260,14 +260,14 @@ class Attempts:
                 self._router.mark_missing(route, pin, nothing)
 
     def received(self) -> None:
-        """Bytes came: the failures before them no longer count."""
+        """Note that bytes came: earlier failures no longer count."""
         self._failures = self._unreached = 0
         self._deferred_s = 0.0
         self._tries = Counter[Route]()
         self._reasons: dict[str, str] = {}  # by route
 
     def completed(self) -> None:
-        """A whole range came: the first route is as good as any again."""
+        """Note that a whole range came: the first route is as good as any again."""
         self.received()
         if self._route is not None:
             self._router.delivered(self._route)

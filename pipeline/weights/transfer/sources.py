@@ -1,6 +1,6 @@
 """Where the bytes of a locked set come from: folders, then neighbours, then the Hub.
 
-The Hub's token goes to the origin it is for and to no other: redirects are followed by hand, and
+The Hub's token goes to the origin it is for and to no other: we follow redirects by hand, and
 the endpoint exchanges it for a short-lived token of the Xet store.
 """
 
@@ -59,7 +59,7 @@ _XET_HASH = "X-Xet-Hash"  # huggingface_hub: HUGGINGFACE_HEADER_X_XET_HASH
 def open_routes(
     lock: WeightsLock, *, neighbours: Sequence[str] = (), offline: bool = False
 ) -> tuple[NetClient, list[Route]]:
-    """The routes that this machine's environment gives, and the client that they share."""
+    """Open the routes that this machine's environment gives, and their shared client."""
     # not pip's settings: its indexes and logins have nothing to do with weights
     client, is_offline = NetClient(plain_settings()), offline or hub.is_offline()
     routes = find_routes(
@@ -89,7 +89,7 @@ def find_routes(
 
     The Hub's token is sent to the Hub only; neighbours get the one in SM120_NEIGHBOUR_TOKEN.
     """
-    # all that are named share the work; the internet is asked for what none of them has
+    # all named sources share the work; the internet gets requests for what none of them has
     routes: list[Route] = [FolderRoute(folder, lock) for folder in named_folders(neighbours)]
     if offline:
         return routes
@@ -147,7 +147,7 @@ class FolderRoute:
 def open_local(
     paths: Iterable[Path], pin: FilePin, start: int, stop: int, where: str
 ) -> ByteStream:
-    """The bytes from the first file that has the right size; the hash of what came decides."""
+    """Open the first file that has the right size; the hash of its bytes decides."""
     for path in paths:
         try:
             if path.is_file() and path.stat().st_size == pin.size_bytes:
@@ -182,9 +182,9 @@ class HubRepository:
 
     @property
     def login(self) -> dict[str, str]:
-        """The token as a header, else the login that stands in the endpoint's address."""
+        """The token as a header, else the login in the endpoint's address."""
         own = f"Bearer {self.token}" if self.token else ""
-        with suppress(BadAddress):  # reported when it is asked
+        with suppress(BadAddress):  # the request will report it
             own = own or login_in(self.endpoint)
         return {"Authorization": own} if own else {}
 
@@ -192,7 +192,7 @@ class HubRepository:
 def _ask(
     route: HttpRoute | XetRoute, pin: FilePin, method: str, url: str, headers: dict[str, str]
 ) -> Answer:
-    """One request about a file, which is given up when it stalls."""
+    """Send one request about a file; give up when it stalls."""
     try:
         stall_s = route.stall_s
         limits = HttpLimits(silence_s=stall_s, head_s=2 * stall_s, piece_s=2 * stall_s)
@@ -235,7 +235,7 @@ class HttpRoute:
             # a CDN has its own signature in the link, and must not see the token
             login = self.repository.login if at_home else {}
             answer = _ask(self, pin, "GET", url, {**headers, **login})
-            # signed links end, then the Hub is asked anew
+            # signed links expire; then ask the Hub again
             if url == link != home and answer.status in (*REDIRECTS, *_STALE_LINK):
                 answer.close()
                 self._links.pop(pin.path, None)
@@ -246,7 +246,7 @@ class HttpRoute:
                 break
             answer.close()
             # With a redirect the Hub names the hash and size of the file that it leads to. Compared
-            # before the CDN is asked: what that sends has no hash in its headers.
+            # before asking the CDN, whose headers have no hash.
             etag = answer.header("X-Linked-Etag").removeprefix("W/").strip('"')
             size = answer.header("X-Linked-Size")
             if FILE_HASH.fullmatch(etag) and len(etag) == len(pin.want) and etag != pin.want:
@@ -314,7 +314,7 @@ def check_answer(
 
 
 def _refusal(answer: Answer, pin: FilePin, is_neighbour: bool) -> AttemptFailed | NotAvailable:
-    """Whether another attempt may help, by the status; else the error that explains it."""
+    """Turn a status into a failure that another attempt may fix, or into the final error."""
     status, code = answer.status, answer.header("X-Error-Code")
     # the Hub, and whoever serves as it does, gives the reason for people in a header
     reason = "".join(c for c in answer.header("X-Error-Message") if c.isprintable())
@@ -394,7 +394,7 @@ class XetRoute:
         return self._body(stream, stop - start)
 
     def _body(self, stream: Any, length: int) -> ByteStream:
-        """A stream's pieces have sizes of their own, and a stalled stream is cancelled."""
+        """Wrap a stream, whose pieces vary in size; cancel it if it stalls."""
         pieces, piece = iter(stream), memoryview(b"")
 
         def read(buffer: memoryview) -> int:
@@ -418,7 +418,7 @@ class XetRoute:
             return count
 
         def close() -> None:
-            # a stream that is dropped half read goes on in hf_xet's own threads
+            # a dropped, half-read stream goes on in hf_xet's own threads
             if body.n_bytes:
                 stream.cancel()
 

@@ -50,7 +50,7 @@ _PAIR = re.compile(r"([0-9]{1,18}) ([0-9]{1,18})")
 
 
 def write_at(handle: int, data: bytes | memoryview, at: int) -> None:
-    """All of the bytes: pwrite(2) may write fewer, as on a disk that is nearly full."""
+    """Write all of the bytes: pwrite(2) may write fewer, as on a nearly full disk."""
     rest = memoryview(data)
     while rest:
         count = os.pwrite(handle, rest, at)
@@ -58,12 +58,12 @@ def write_at(handle: int, data: bytes | memoryview, at: int) -> None:
 
 
 class PartialFile:
-    """A partial file, what of it is there, and which ranges threads are fetching."""
+    """A partial file, which parts are there, and which ranges threads are fetching."""
 
     def __init__(
         self, pin: FilePin, folder: Path, range_bytes: int, *, whole_ranges: bool = False
     ) -> None:
-        """With `whole_ranges`, of a range that is there in part all is fetched again."""
+        """With `whole_ranges`, fetch a range again whole if only a part is there."""
         self.pin = pin
         self.path = folder / pin.want
         self._journal_path = folder / f"{pin.want}.journal"
@@ -109,14 +109,14 @@ class PartialFile:
 
     @property
     def todo_bytes(self) -> int:
-        """What no thread is fetching yet."""
+        """The bytes that no thread is fetching yet."""
         with self._guard:
             if self.is_alone and self._busy:
                 return 0
             return sum(stop - start for start, stop in self._todo)
 
     def take(self, wanted: Span | None = None) -> Span | None:
-        """The next range in order, or the one that is wanted; no other thread gets it."""
+        """Take the next range in order, or the wanted one; no other thread gets it."""
         with self._guard:
             if not self._todo or (self.is_alone and self._busy):
                 return None
@@ -144,7 +144,7 @@ class PartialFile:
         """Ranges that did not come after all."""
         with self._guard:
             self._busy -= 1
-            # of a file that was given up or finished, nothing is taken up again
+            # never resume a file that was given up or finished
             if not self._is_claimed:
                 self._todo = sorted([*(s for s in spans if s[0] < s[1]), *self._todo])
 
@@ -162,7 +162,7 @@ class PartialFile:
                 self._hash_turn.release()
 
     def note(self, start: int, stop: int) -> None:
-        """These bytes are there: a later run need not fetch them."""
+        """Note that these bytes are there: a later run need not fetch them."""
         if start >= stop:
             return
         with os_errors_explained(self._journal_path), self._guard:
@@ -175,7 +175,7 @@ class PartialFile:
             os.posix_fadvise(self._file, start, stop - start, os.POSIX_FADV_DONTNEED)
 
     def catch_up(self) -> None:
-        """Hash what lies ready after the front, unless another thread is at it."""
+        """Hash what is ready after the front, unless another thread does."""
         while self.hash.at < self._ready() and self._hash_turn.acquire(blocking=False):
             try:
                 self._hash_upto(self._ready())
@@ -195,7 +195,7 @@ class PartialFile:
             self.hash.update(piece)
 
     def claim_end(self, *, gives_up: bool = False) -> bool:
-        """Whether all is there and hashed, or the caller gives up; true for one caller only."""
+        """Whether the file is complete and hashed, or given up; true for one caller only."""
         with self._guard:
             if gives_up:
                 self._todo = []  # no more of it is fetched in this run
@@ -205,7 +205,7 @@ class PartialFile:
             return is_first
 
     def start_over(self) -> None:
-        """Everything once more: the bytes were wrong, and may come right the second time."""
+        """Fetch everything once more: the bytes were wrong, and may come right this time."""
         # first the journal: after a kill here nothing wrong is taken for fetched
         os.truncate(self._journal, 0)
         with self._guard:
@@ -223,7 +223,7 @@ class PartialFile:
             self._file = self._journal = -1
 
     def held(self, start: int, stop: int) -> int | None:
-        """A handle of its own on bytes that are there; none where some are missing."""
+        """Open a new handle on bytes that are there; None if some are missing."""
         with self._guard:
             is_there = any(a <= start and stop <= b for a, b in self._done)
             return os.dup(self._file) if is_there and self._file >= 0 else None
@@ -250,7 +250,7 @@ def adopt(source: Path, pin: FilePin, folder: Path) -> None:
 
 
 def merged(spans: list[Span]) -> list[Span]:
-    """Sorted, and those that touch made one."""
+    """Sort spans, and join those that touch."""
     joined: list[Span] = []
     for start, stop in sorted(spans):
         if joined and start <= joined[-1][1]:
@@ -268,7 +268,7 @@ def missing(done: list[Span], size_bytes: int) -> list[Span]:
 
 
 def cut(spans: list[Span], range_bytes: int) -> list[Span]:
-    """The same bytes in pieces of at most so many, at the same places in every run."""
+    """Cut spans into pieces of at most so many bytes, at the same places in every run."""
     pieces = []
     for start, stop in spans:
         while start < stop:
@@ -289,7 +289,7 @@ class Options:
 
 
 class Throttle:
-    """At most so many bytes a second over all connections; None is no limit."""
+    """Lets at most so many bytes a second pass over all connections; None is no limit."""
 
     def __init__(self, bytes_per_s: float | None, stop: threading.Event) -> None:
         self._rate, self._stop = bytes_per_s, stop
@@ -297,7 +297,7 @@ class Throttle:
         self._guard = threading.Lock()
 
     def new_buffer(self) -> memoryview:
-        """A buffer for one read: smaller with a low limit, so that it flows evenly."""
+        """Make a buffer for one read: smaller with a low limit, so that bytes flow evenly."""
         rate = self._rate
         size = PIECE_BYTES if rate is None else max(1, min(PIECE_BYTES, int(rate * _BURST_S)))
         return memoryview(bytearray(size))
@@ -396,7 +396,7 @@ class WorkerPool:
             self._results.put(None)
 
     def _next_job(self, last: PartialFile | None) -> tuple[PartialFile, Span | None] | None:
-        """A range of the same file, of a new one, else of the one with most to do."""
+        """Pick a range of the same file, a new one, else the one with most to do."""
         with self._changed:
             while not self.client.stop.is_set():
                 if last is not None and (span := last.take()):
@@ -421,7 +421,7 @@ class WorkerPool:
         failed: AttemptFailed | None = None
         try:
             with closing(attempts.open(partial.pin, *span)) as body:
-                # what the server sends anyway is written, not thrown away and asked for again
+                # write what the server sends anyway, instead of asking for it again
                 if body.is_whole:
                     spans += partial.take_whole()
                 self._write(partial, body, spans, lane)
@@ -444,7 +444,7 @@ class WorkerPool:
             attempts.failed(partial.pin, failed)
 
     def _write(self, partial: PartialFile, body: ByteStream, spans: list[Span], lane: Lane) -> None:
-        """From the connection to the disk; `spans` always holds what has not come yet."""
+        """Write from the connection to the disk; `spans` always holds what is missing."""
         buffer = lane.buffer
         at = 0 if body.is_whole else spans[0][0]
         while spans:

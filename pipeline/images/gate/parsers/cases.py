@@ -298,7 +298,7 @@ def read_parser_gates(checkout: Checkout, image: str) -> ParserGates:
                 known = there_are(title, truths.conversations)
                 raise GateInvalid(f"{files['parsers.yaml']}: no such conversation ({known})")
             cases += _conversation_cases(title, truths)
-        # of an endpoint that is not there, one case tells
+        # one case is enough to tell of a missing endpoint
         absent: dict[str, list[str]] = {
             each: [c.name for c in cases if c.endpoint == each][:1] for each in file.no_endpoint
         }
@@ -316,7 +316,7 @@ def read_parser_gates(checkout: Checkout, image: str) -> ParserGates:
 
 
 def whole_format(name: str, formats: dict[str, FormatSpec]) -> FormatSpec:
-    """A format with what it does not set taken from the one that it is like."""
+    """Takes what a format does not set from the one that it is like."""
     form = formats[name]
     if form.like is not None:
         other = formats.get(form.like)

@@ -197,7 +197,7 @@ class ParserGate(OpenedGate[ParserGates]):
         return ParserTarget(*about, ask=self.context.ask)
 
     def judge(self, tree: EngineTree, cases: Sequence[ParserCase]) -> list[ParserResult]:
-        """Every case's verdict on one tree."""
+        """Judges every case on one tree."""
         return [
             ParserResult.of(case, answer, self.gates.file, is_kept)
             for case, answer, is_kept in kept_or_asked(self.target(tree), cases)

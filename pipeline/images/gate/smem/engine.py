@@ -1,6 +1,6 @@
 """An engine's own files, as published or with patches, in a folder that workers import from.
 
-With them what preparing any image for its gates takes: the store, layers and wheels.
+Also what it takes to prepare any image for its gates: the store, layers and wheels.
 """
 
 from __future__ import annotations

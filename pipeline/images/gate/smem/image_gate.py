@@ -102,7 +102,7 @@ class ImageGate(OpenedGate[Gates]):
         return GateTarget(*about, ask=self.context.ask)
 
     def judge(self, tree: EngineTree, card: Card, cases: Sequence[KernelCase]) -> list[CaseResult]:
-        """Every case's verdict on one tree."""
+        """Judges every case on one tree."""
         return judge_cases(self.target(tree, card), self.gates, cases)
 
 

@@ -181,7 +181,7 @@ class GateResult(EngineResult):
 
     @property
     def without_numbers(self) -> list[str]:
-        """Cases that passed, of which no size had its numbers compared and judged right."""
+        """Cases that passed, without a size whose numbers were compared and judged right."""
         compared = self.numerics.cases if self.numerics else []
         # by base: one size that is compared stands for the others, which run the same code
         right = {(case.gate, case.base) for case in compared if case.verdict == "right"}
@@ -197,7 +197,7 @@ def judge_case(
     *,
     cached: bool,
 ) -> CaseResult:
-    """The verdict on one case."""
+    """Judges one case."""
     # an autotuner passes over what does not fit: one configuration of a group is enough
     roomy = {
         r.group
@@ -285,7 +285,7 @@ def unanswered(case: KernelCase, answer: WorkerAnswer) -> str:
 
 
 def _placeless(message: str) -> str:
-    """Cuts the command to repeat it by, which Triton adds: its files are gone by now."""
+    """Cuts off Triton's command for repeating it: the files that it names are gone by now."""
     return message.partition(" Repro command:")[0]
 
 

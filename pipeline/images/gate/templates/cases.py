@@ -23,7 +23,7 @@ class Conversation:
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    has_picture: bool = False  # how many tokens one takes is no matter of the template
+    has_picture: bool = False  # a template does not decide how many tokens one takes
 
     @property
     def slug(self) -> str:

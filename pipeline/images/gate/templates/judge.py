@@ -117,7 +117,7 @@ class RenderedCase(Frozen):
 
     @property
     def failed(self) -> int:
-        """As an answer has streams that fail: a conversation is one text."""
+        """Counts failures, as an answer counts its streams: a conversation is one text."""
         return int(self.verdict == "failed")
 
     @classmethod
@@ -277,14 +277,14 @@ class TemplateGate:
     def judge(
         self, tree: EngineTree, chosen: Mapping[str, list[Conversation]]
     ) -> list[RenderedCase]:
-        """Every conversation's verdict on one tree."""
+        """Judges every conversation on one tree."""
         cases = [
             self.case(family, each)
             for family, several in chosen.items()
             if family not in self.not_judged
             for each in several
         ]
-        # whether a model takes pictures is no matter of its template
+        # a template does not decide whether a model takes pictures
         cases = [case for case in cases if case.pictures or not case.has_picture]
         results = []
         answers = kept_or_asked(self.target(tree), cases)

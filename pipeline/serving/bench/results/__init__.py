@@ -1,4 +1,4 @@
-"""What is done with runs: state them, compute them again, compare two, gate one by another.
+"""Works with runs: states them, computes them again, compares two, gates one by another.
 
-Apart from the client, whose digest is of its own code alone.
+Kept apart from the client, whose digest covers its own code alone.
 """

@@ -50,7 +50,7 @@ ONE_START = (
     " not show it: `sm120 bench RECIPE --starts 3` measures several"
 )
 _DOUBT = 0.05
-# Of mean answers: beyond it, who ends an answer early is quicker with it and serves more of them.
+# Of mean answers: beyond it, a server that ends answers early is quicker and serves more of them.
 _ENDED_EARLY = 0.005
 _BY_ANSWER = ("latency_ms", "requests_s", "goodput_s", "total_tok_s", "energy_j")
 # Of the mean real lengths: beyond it, the two sides did not measure the same work.
@@ -89,7 +89,7 @@ class Side(Frozen):
 
 
 def read_side(path: Path) -> Side:
-    """A run by its folder or file, or the result of another program."""
+    """Reads a run, or the result of another program, from its folder or file."""
     if runs := runs_in(path):
         if len(runs) > 1:
             names = ", ".join(run.name for run in runs)
@@ -117,7 +117,7 @@ def read_side(path: Path) -> Side:
 
 
 def side_of(run: BenchRun, name: str) -> Side:
-    """A run of ours."""
+    """Makes a side of a run of ours."""
     known = {
         **run.inputs.model_dump(exclude_none=True),
         **{f"server.{k}": v for k, v in run.server.model_dump(exclude={"settings"}).items()},
@@ -160,7 +160,7 @@ def side_of(run: BenchRun, name: str) -> Side:
 
 
 def is_judged(name: str) -> bool:
-    """Whether more or less of it is better."""
+    """Whether either more or less of a metric is better."""
     return DEFINITIONS[name.partition(".")[0]].better != "none"
 
 
@@ -253,7 +253,7 @@ def compare_runs(first: Side, second: Side, least: float | None = None) -> Bench
 
 
 def input_changes(first: dict[str, str], second: dict[str, str]) -> list[InputChange]:
-    """What is not the same on both sides, in the order of its name; first which kernels ran."""
+    """What differs between the sides, in the order of its name; first which kernels ran."""
     return [
         InputChange(name=name, first=first.get(name, ""), second=second.get(name, ""))
         for name in sorted({*first, *second}, key=lambda name: (name != "kernels", name))
@@ -382,7 +382,7 @@ class GateRow(Frozen):
 def judge_gate(
     comparison: BenchComparison, allowed_percent: float, names: Sequence[str]
 ) -> list[GateRow]:
-    """Every gated number of every cell that the baseline has; a missing one is never passed."""
+    """Judges every gated number of every cell of the baseline; a missing one never passes."""
     missing: ComparisonVerdict = "undecided"
     found = [
         (cell, "", missing, "the candidate has no such cell") for cell in comparison.only_first

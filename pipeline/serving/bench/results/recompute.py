@@ -51,7 +51,7 @@ class RecomputedTrial(NamedTuple):
 
 
 def recomputed(folder: Path, run: BenchRun) -> list[RecomputedTrial]:
-    """Every trial in order."""
+    """Computes every trial again, in order."""
     trials = []
     for c, cell in enumerate(run.cells):
         for t, trial in enumerate(cell.trials):
@@ -111,7 +111,7 @@ def left_out(folder: Path, run: BenchRun) -> list[str]:
         if cell.state == "good" and len(cell.trials) != repeats:
             wrong.append(f"{name}: {len(cell.trials)} trials, the workload has {repeats}")
         starts = {trial.start for trial in cell.trials if trial.start is not None}
-        # one that was stopped has more: it went on in a further start
+        # one that was stopped has more: it resumed in a further start
         if cell.state == "good" and len(starts) < run.workload.engine_starts > 1:
             of = f"the workload has {run.workload.engine_starts}"
             wrong.append(f"{name}: {len(starts)} starts of the engine, {of}")
@@ -160,7 +160,7 @@ class RecomputedRun:
 
 
 def recomputed_run(folder: Path, run: BenchRun) -> RecomputedRun:
-    """The numbers of a run again, from the requests in its folder."""
+    """Computes the numbers of a run again, from the requests in its folder."""
     trials = recomputed(folder, run)
     changed = [change for trial in trials for change in trial.changed]
     # intervals that do not follow from the trials, as these are computed again
@@ -225,7 +225,7 @@ def require_as_measured(folder: Path, run: BenchRun) -> None:
 
 
 def benchmark_statement(folder: Path, when: Moment | None = None) -> Statement:
-    """What is claimed of the run in a folder: its files as they are there, and their inputs."""
+    """States the run in a folder: its files as they are there, and their inputs."""
     run = read_run(folder)
     requests = folder / REQUESTS_FILE
     if not requests.is_file():

@@ -100,7 +100,7 @@ def _isolation(container: ContainerArguments, target: LaunchTarget) -> list[str]
 
 
 def _kept(container: ContainerArguments, target: LaunchTarget, runner: str) -> list[str]:
-    """Of a unit that stays: labels by which it is found, rotated logs, an address for metrics."""
+    """Words of a unit that stays: labels to find it by, rotated logs, an address for metrics."""
     if (unit := target.deployed) is None:
         return []
     return [

@@ -50,8 +50,8 @@ def _has_tools(session: SmokeSession) -> bool:
 async def _six_turns(session: SmokeSession) -> str:
     """Over /v1/messages, as Claude Code asks.
 
-    A system message that comes late was moved to the front, so that nothing of the conversation
-    was found in the cache again: vllm-project/vllm#53393, #56520.
+    A server moved a late system message to the front, so its cache found nothing of the
+    conversation again: vllm-project/vllm#53393, #56520.
     """
     assert session.context_tokens is not None
     if not session.sentence_tokens:
@@ -132,7 +132,7 @@ async def _turn(
 
 @AGENTS.check("cached tokens grow", skip=lambda s: "" if s.turns else "there was no conversation")
 async def _kept(session: SmokeSession) -> str:
-    """What came before is kept from turn to turn, also where a system message comes late."""
+    """The server keeps what came before from turn to turn, even with a late system message."""
     prompts = [answer.prompt_tokens for answer in session.turns]
     counts = [answer.cached_tokens for answer in session.turns]
     if not session.plan.caches or not any(n is not None for n in counts):

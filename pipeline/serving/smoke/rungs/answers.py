@@ -29,13 +29,13 @@ _LOGPROB_TOKENS = 16
 _PROSE = "Describe in about six English sentences what happens at a harbour in the morning."
 _RANDOM = "Write a random number between 1 and 1000000. Write nothing else."
 _LONGEST_CODE_S = 20.0
-# Many answers are as good, so that whoever samples gives others each time.
+# Many answers are as good, so a server that samples gives others each time.
 _INVENT = "Invent a ship with a strange name, and say in one sentence where it sails."
 _HOT, _DRAWS = 1.5, 4
 _LEAST_SHARE = 0.1  # of the most probable token: engines leave out others before they sample
 _BY_CHANCE = 1e-4  # all draws equal
 _MISREAD_SHARE = 0.05
-_SCHEMA_ASKS = 4  # times the questions of the plan: what fails once in ten must show
+_SCHEMA_ASKS = 4  # times the questions of the plan: a fault in one of ten must show
 
 
 @ANSWERS.check("logprobs")
@@ -291,7 +291,7 @@ async def json_by_schema(session: SmokeSession) -> str:
             broken.append(f"{why}: {shown}")
         elif value != person.facts:
             wrong.append(f"the answer is {shown}, not {person.facts}")
-    # a model may misread a fact; what is not of the schema the server should not have written
+    # a model may misread a fact, but the server must not write what breaks the schema
     if broken or len(wrong) > _MISREAD_SHARE * len(people):
         raise Unsound(f"{len(broken or wrong)} of {len(people)}: {(broken or wrong)[0]}")
     return f"{len(people)} valid and right, whole and as streams"

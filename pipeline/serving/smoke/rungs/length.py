@@ -35,7 +35,7 @@ _SHORTEST_STEP = 512
 _MEASURED = (4, 40)  # sentences, at least and at most
 _CUT = re.compile(r'"truncated":\s*true')
 UNKNOWN_CONTEXT = "the server does not say how long its context is: use --context"
-# Of the tokens that a prompt was made for; the text is sized by what the server counted before.
+# Of the tokens planned for a prompt; the text gets its size from the server's earlier counts.
 _CLOSE = (0.75, 1.02)
 
 
@@ -55,7 +55,7 @@ def contexts_of(session: SmokeSession) -> list[int]:
 
 
 def prompt_for(stack: Haystack, question: SmokeQuestion) -> str:
-    """The text first: what several questions share can be kept."""
+    """Puts the text first: a server can keep what several questions share."""
     return f"{stack.text}\n\n{question.prompt}"
 
 
@@ -76,7 +76,7 @@ async def measure_text(session: SmokeSession) -> None:
 
 
 async def sized_haystack(session: SmokeSession, tokens: int, seed: int) -> Haystack:
-    """A text of nearly so many tokens, as this server counts them, and never of more."""
+    """Makes a text of nearly so many tokens, as this server counts them, and never more."""
     if not session.sentence_tokens:
         await measure_text(session)
     depths, each = session.plan.depths, session.sentence_tokens
@@ -88,7 +88,7 @@ async def sized_haystack(session: SmokeSession, tokens: int, seed: int) -> Hayst
 
 
 async def _at_length(session: SmokeSession, tokens: int, seed: int) -> str:
-    """A needle at every depth; and the first again, now that its text may be kept."""
+    """Asks for a needle at every depth, and for the first again: its text may now be cached."""
     room = session.room(_SHORT_ANSWER)
     tokens -= room
     stack = await sized_haystack(session, tokens, seed)
@@ -218,7 +218,7 @@ async def _batch(session: SmokeSession) -> str:
 
 @LENGTH.parts.append
 def _walk(session: SmokeSession) -> list[CheckSpec]:
-    """A check for each context; those of the recipe that the server cannot take are among them."""
+    """Checks each context, including those of the recipe that the server cannot take."""
     most, served = session.context_tokens, session.plan.served_tokens
     walk = [
         CheckSpec(f"context {n}", "mechanics", partial(_at_length, tokens=n, seed=n))
@@ -246,7 +246,7 @@ async def _among_their_like(session: SmokeSession) -> str:
     room = session.room(_SHORT_ANSWER)
     tokens = min(contexts_of(session)[-1:] or [_MOST_RECORD_TOKENS])
     tokens = min(tokens, _MOST_RECORD_TOKENS) - room
-    # how long a record is, the server counts
+    # the server counts how long a record is
     counts = []
     for number in _MEASURED_RECORDS:
         answer = await session.ask(prompt_for(records(number, 1), _NO_QUESTION), max_tokens=1)

@@ -21,7 +21,7 @@ _FIRST_SEED = 1000  # of the texts that push others out
 
 
 def _tokens(session: SmokeSession) -> int:
-    """The size of a text: a good part of a small context, and no more than the plan says."""
+    """The size of a text: much of a small context, and no more than the plan says."""
     most, wanted = session.context_tokens, session.plan.prefix_tokens
     if most is None:
         return wanted
@@ -41,7 +41,7 @@ async def _first_questions(session: SmokeSession) -> list[SmokeQuestion]:
         for question in questions:
             await session.reference_for(question.prompt, max_tokens=session.room(_SHORT_ANSWER))
     except RequestRefused as error:
-        # perhaps more than the server holds: it does not say how much that is
+        # perhaps more than the server holds: it does not say how much
         if session.context_tokens is None and error.status in _TOO_MUCH:
             raise NotOffered(f"{_tokens(session)} tokens: {error}; {UNKNOWN_CONTEXT}") from error
         raise
@@ -49,7 +49,7 @@ async def _first_questions(session: SmokeSession) -> list[SmokeQuestion]:
 
 
 async def _ask_again(session: SmokeSession) -> str:
-    """All questions about the one text, at the same time, held against the first answers."""
+    """Asks all questions about the text at the same time, and compares with the first answers."""
     questions, room = await _first_questions(session), session.room(_SHORT_ANSWER)
     prompts = [q.prompt for q in questions * 2]
     answers = await session.ask_clean(prompts, _AT_ONCE, max_tokens=room)

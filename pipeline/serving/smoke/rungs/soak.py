@@ -27,11 +27,11 @@ _TEXT_TOKENS = 1024
 _LONG_PROMPT = 1000  # characters
 _LEAST_PAUSE_S = 15.0  # between two lines of progress
 _SAMPLES = 120  # of the server's memory
-_FEWEST = 12  # samples of a part, below which nothing is said about it
+_FEWEST = 12  # samples of a part; with fewer, nothing is said about it
 _SLOWER, _SLOWER_S = 2.0, 0.25
 _GROWTH, _GROWTH_BYTES = 0.10, 128 << 20
 _FEWER_EQUAL = 0.1
-_MOST_KEPT = 200  # exchanges of a soak that evidence keeps
+_MOST_KEPT = 200  # how many exchanges of a soak evidence keeps
 _RESIDENT = re.compile(r"^process_resident_memory_bytes(?:\{[^}]*\})? ([0-9.e+]+)$", re.M)
 
 
@@ -48,7 +48,7 @@ class _Work(NamedTuple):
 
 @dataclass
 class _Soak:
-    """All that was seen; kept in the session for the checks after the work."""
+    """All that a soak saw; the session keeps it for the checks after the work."""
 
     seconds: float
     works: list[_Work]
@@ -115,12 +115,12 @@ async def _mixed_work(session: SmokeSession) -> str:
 async def _lane(
     session: SmokeSession, soak: _Soak, prompts: Sequence[str], lane: int, begin: float
 ) -> None:
-    """One user, who asks one thing after the other until the time is over."""
+    """Acts as one user, who asks one thing after the other until the time is over."""
     has_tools = session.plan.quality and not without_tools(session)
     turn = lane
     while True:
         turn += 1
-        # evidence of hours would fill the memory: only faults and the first are kept
+        # evidence of hours would fill the memory: keeps only faults and the first
         client = replace(session.client, exchanges=[])
         start, number = time.monotonic(), turn * 7 + lane * 3
         kind, prompt = "answer", prompts[number % len(prompts)]
@@ -168,7 +168,7 @@ def _keep(session: SmokeSession, client: ChatClient) -> None:
 
 
 async def _watch(session: SmokeSession, soak: _Soak, begin: float) -> None:
-    """Samples the server's memory, and tells how far it is."""
+    """Samples the server's memory, and says how far the soak is."""
     pause = max(session.soak_s / _SAMPLES, 0.05)
     ends = datetime.now() + timedelta(seconds=session.soak_s)
     printed_at = begin
@@ -246,7 +246,7 @@ async def _speed(session: SmokeSession) -> str:
 
 @SOAK.check("memory", skip=_no_soak)
 async def _memory(session: SmokeSession) -> str:
-    """What the server holds does not grow; caches fill at the begin, so that is left out."""
+    """What the server holds does not grow; leaves out the beginning, when caches fill."""
     soak = session.soak
     parts = [
         [used for at, used in soak.memory if low <= at / soak.seconds < high]

@@ -20,7 +20,7 @@ STREAMS = Rung("streams", "Many requests at once are answered like one")
 _PROMPTS = 8
 _TOOL_STREAMS = 8
 _SHORT_PROMPTS, _SHORT_TOKENS, _LANES = 24, 4, 8
-_SLACK, _SLACK_S = 1.5, 2.0  # beyond what a server takes that answers one after the other
+_SLACK, _SLACK_S = 1.5, 2.0  # more than a server takes that answers one after the other
 _CONNECTIONS, _IN_TURN = 4, 6
 _HUNG_UP, _LONG_COUNT = 16, 200  # streams that nobody reads to the end, of so many numbers
 _TIMES_LONGER = 20.0  # times what a round took before
@@ -43,7 +43,7 @@ async def _alone(session: SmokeSession) -> str:
 
 
 async def as_alone(session: SmokeSession, number: int) -> str:
-    """So many at once, each answered as it was alone; twice, and in the time that this may take."""
+    """Asks so many at once, for the answers that each got alone; every round, within the time."""
     parts, times = [], []
     before = len(session.client.exchanges)
     for turn in range(session.plan.rounds):
@@ -72,7 +72,7 @@ def _each_number(session: SmokeSession) -> list[CheckSpec]:
 
 
 async def one_round(session: SmokeSession, number: int, turn: int = 0) -> str:
-    """So many at once, once."""
+    """Asks so many at once, once."""
     questions, tolerance = countings(_PROMPTS), session.plan.tolerance
     # in another order each time: which request shares a batch with which is part of the test
     chosen = [questions[(i * 3 + turn) % _PROMPTS] for i in range(number)]
@@ -130,7 +130,7 @@ async def _kept_connections(session: SmokeSession) -> str:
 
 @STREAMS.check("streams that nobody reads to the end")
 async def hang_ups(session: SmokeSession) -> str:
-    """Users press stop: what they left takes no place, and ends up in nobody else's answer."""
+    """Users press stop: what they leave behind takes no place, and is in nobody else's answer."""
     number = min(_PROMPTS, max(session.plan.streams))
     # one alone first: the next request may be the one that suffers
     await session.hang_up(countings(1, _LONG_COUNT, start=4000)[0].prompt, 2)

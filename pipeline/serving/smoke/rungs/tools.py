@@ -50,7 +50,7 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
 
 
 def require_call(answer: ChatAnswer, scenario: tasks.Scenario) -> None:
-    """Exactly the call that a scenario leads to."""
+    """Requires exactly the call that a scenario leads to."""
     how = "in a stream" if answer.is_stream else "whole"
     where = f"{scenario.prompt!r}, {how}"
     if len(answer.calls) != 1:
@@ -65,7 +65,7 @@ def require_call(answer: ChatAnswer, scenario: tasks.Scenario) -> None:
 
 
 def require_no_marks(answer: ChatAnswer) -> None:
-    """Nothing of the model's own markup in what a person reads."""
+    """Requires none of the model's own markup in what a person reads."""
     if found := _MARKS.search(answer.text):
         raise Unsound(f"{found[0]!r} is in the content: {answer.text[:120]!r}")
 
@@ -195,7 +195,7 @@ async def _instant(session: SmokeSession) -> str:
 async def message_answer(
     session: SmokeSession, prompt: str, most_tokens: int, *, stream: bool = False
 ) -> AgentAnswer:
-    """What /v1/messages answers to one question."""
+    """Asks /v1/messages one question."""
     body = {
         "model": session.model,
         "max_tokens": most_tokens,
