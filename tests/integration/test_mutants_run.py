@@ -16,7 +16,7 @@ from tests.mutants import sample
 from tests.mutants.__main__ import arguments, killed_in, run
 from tests.mutants.accepted import read_accepted
 from tests.mutants.changes import mutants_of
-from tests.mutants.report import RoomReport, tell
+from tests.mutants.report import PackageReport, tell
 from tests.mutants.trials import CannotTest, read_map
 from tests.unit.support import ROOT
 
@@ -100,7 +100,7 @@ def small(project: Path) -> Path:
     return project
 
 
-def tried(root: Path, *options: str) -> RoomReport:
+def tried(root: Path, *options: str) -> PackageReport:
     (report,) = run(root, arguments(["toy", "--sample", "100", *options]))
     return report
 
@@ -183,17 +183,17 @@ def test_tests_that_do_not_run_at_all_are_an_error(small: Path) -> None:
         tried(small)
 
 
-def test_a_room_that_is_not_there_is_an_error(small: Path) -> None:
+def test_a_package_that_is_not_there_is_an_error(small: Path) -> None:
     with pytest.raises(CannotTest, match="no package or module named nowhere"):
         run(small, arguments(["nowhere"]))
     with pytest.raises(CannotTest, match="nothing to change in pipeline/other"):
         run(small, arguments(["toy", "--file", str(ROOT / "pipeline/other.py")]))
 
 
-@pytest.mark.parametrize("room", ["../tests/unit", "/etc", "..", "toy.py/x", "../../project"])
-def test_a_room_outside_the_pipeline_is_an_error(small: Path, room: str) -> None:
+@pytest.mark.parametrize("package", ["../tests/unit", "/etc", "..", "toy.py/x", "../../project"])
+def test_a_package_outside_the_pipeline_is_an_error(small: Path, package: str) -> None:
     with pytest.raises(CannotTest, match="no package or module"):
-        sample.files_of(small, room)
+        sample.files_of(small, package)
 
 
 @pytest.mark.parametrize("text", ["", "[]x", "[1]", '[{"mutants": [{"outcome": "killed"}]}]'])
@@ -224,7 +224,7 @@ def test_the_sample_is_fixed_by_its_seed_and_barely_moves_with_the_code() -> Non
     assert len(kept) >= 38
 
 
-def test_a_room_has_files_and_tests() -> None:
+def test_a_package_has_files_and_tests() -> None:
     assert "pipeline/artifacts/store/store.py" in sample.files_of(ROOT, "artifacts/store")
     assert sample.files_of(ROOT, "core/log") == ["pipeline/core/log.py"]
     assert sample.tests_of(ROOT, "artifacts/store")[0] == "tests/unit/store"

@@ -24,7 +24,7 @@ from pipeline.core.errors import PipelineError
 from tests.mutants import trials
 from tests.mutants.accepted import read_accepted, stale
 from tests.mutants.changes import Mutant
-from tests.mutants.report import Progress, RoomReport, tell
+from tests.mutants.report import PackageReport, Progress, tell
 from tests.mutants.sample import choose, files_of, mutants_in, tests_of
 from tests.mutants.trials import CannotTest, EnteredMap, Outcome, Stopped, Tree, Trial
 
@@ -50,17 +50,17 @@ class Run:
         finally:
             self._trees.put(tree)
 
-    def room(self, room: str) -> RoomReport:
+    def report(self, package: str) -> PackageReport:
         """Sample a package and try each mutant that is not accepted."""
         accepted = read_accepted(self.root / "tests" / "mutants" / "accepted.toml")
-        files = files_of(self.root, room)
+        files = files_of(self.root, package)
         mutants = mutants_in(self.root, files)
         old = stale(accepted, mutants, files)
         chosen = choose(self._wanted(mutants), self.options.sample, self.options.seed)
         settled = self._killed_before() | {e.name: "accepted" for e in accepted}
-        tried = self._try(room, [m for m in chosen if m.name not in settled])
+        tried = self._try(package, [m for m in chosen if m.name not in settled])
         known = [Trial(m, settled[m.name]) for m in chosen if m.name in settled]
-        return RoomReport(room, self.options.seed, [*tried, *known], old)
+        return PackageReport(package, self.options.seed, [*tried, *known], old)
 
     def _wanted(self, mutants: list[Mutant]) -> list[Mutant]:
         if self.options.file:
@@ -72,9 +72,9 @@ class Run:
     def _killed_before(self) -> dict[tuple[str, ...], Outcome]:
         return dict.fromkeys(killed_in(self.options.again), "killed") if self.options.again else {}
 
-    def _try(self, room: str, mutants: list[Mutant]) -> list[Trial]:
-        entered = self._map(room)
-        progress = Progress(room, len(mutants))
+    def _try(self, package: str, mutants: list[Mutant]) -> list[Trial]:
+        entered = self._map(package)
+        progress = Progress(package, len(mutants))
 
         def meet(mutant: Mutant) -> Trial:
             with self.tree() as tree:
@@ -90,13 +90,13 @@ class Run:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _map(self, room: str) -> EnteredMap:
-        tests = self.options.tests or tests_of(self.root, room)
+    def _map(self, package: str) -> EnteredMap:
+        tests = self.options.tests or tests_of(self.root, package)
         key = trials.fingerprint(self.root, *tests)
         entered = trials.load_map(self.root, key)
         if entered is None:
             also = f" and {len(tests) - 1} more files" if tests[1:] else ""
-            title = f"{room}: which functions do the tests in {tests[0]}{also} enter?"
+            title = f"{package}: which functions do the tests in {tests[0]}{also} enter?"
             with log.step(title), self.tree() as tree:
                 entered = tree.enter("pipeline", tests)
             trials.keep_map(self.root, key, entered)
@@ -125,7 +125,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("room", nargs="+", help="folders or modules of pipeline/")
+    parser.add_argument("package", nargs="+", help="folders or modules of pipeline/")
     parser.add_argument("--sample", type=int, default=60, help="mutants per package (default: 60)")
     parser.add_argument("--seed", type=int, default=120, help="fixes the sample (default: 120)")
     parser.add_argument("--file", action="append", help="only mutants of this file; repeatable")
@@ -151,11 +151,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def run(root: Path, options: argparse.Namespace) -> list[RoomReport]:
+def run(root: Path, options: argparse.Namespace) -> list[PackageReport]:
     """Try the packages one after another."""
     with trials.scratch_folder() as folder:
         job = Run(root, folder, options)
-        return [job.room(room) for room in options.room]
+        return [job.report(package) for package in options.package]
 
 
 def main() -> int:

@@ -16,10 +16,10 @@ from tests.mutants.trials import Trial
 
 
 @dataclass(frozen=True)
-class RoomReport:
+class PackageReport:
     """The trials of one package."""
 
-    room: str
+    package: str
     seed: int
     trials: Sequence[Trial]
     stale: Sequence[Accepted]
@@ -46,12 +46,12 @@ class RoomReport:
             self.count("timed out"),
             self.count("accepted"),
         )
-        return [self.room, *map(str, numbers), f"{self.percent:.0f} %"]
+        return [self.package, *map(str, numbers), f"{self.percent:.0f} %"]
 
     def dump(self) -> dict[str, Any]:
         """For `--json`."""
         return {
-            "room": self.room,
+            "package": self.package,
             "seed": self.seed,
             "percent": round(self.percent, 1),
             "outcomes": dict(Counter(t.outcome for t in self.trials)),
@@ -76,7 +76,7 @@ def _dump(trial: Trial) -> dict[str, Any]:
     }
 
 
-def tell(reports: Sequence[RoomReport]) -> str:
+def tell(reports: Sequence[PackageReport]) -> str:
     """Survivors, stale entries and the table."""
     lines: list[str] = []
     for report in reports:
@@ -85,7 +85,7 @@ def tell(reports: Sequence[RoomReport]) -> str:
             f"accepted.toml is stale: {entry.file} {entry.function}: {entry.before}"
             for entry in report.stale
         ]
-    head = ["room", "sampled", "killed", "survived", "timed out", "accepted", "found"]
+    head = ["package", "sampled", "killed", "survived", "timed out", "accepted", "found"]
     return "\n".join([*lines, log.table(head, [report.row() for report in reports])])
 
 

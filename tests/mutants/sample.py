@@ -22,30 +22,32 @@ BY_COMMAND = {
 }
 
 
-def files_of(root: Path, room: str) -> list[str]:
+def files_of(root: Path, package: str) -> list[str]:
     """The modules of a package: a folder of `pipeline/`, or one module of it."""
-    place = (root / "pipeline" / room).resolve()
+    place = (root / "pipeline" / package).resolve()
     module = place.with_suffix(".py")
     found = [module] if module.is_file() else sorted(place.rglob("*.py"))
     if not found or not place.is_relative_to(root.resolve() / "pipeline"):
-        raise CannotTest(f"pipeline/ has no package or module named {room}")
+        raise CannotTest(f"pipeline/ has no package or module named {package}")
     return [str(path.relative_to(root.resolve())) for path in found]
 
 
-def tests_of(root: Path, room: str) -> list[str]:
+def tests_of(root: Path, package: str) -> list[str]:
     """The unit tests of a package, or of the one it stands in, and all that import or run it."""
     # tests/unit has a folder for each package, without the part that it belongs to
-    part, _, below = room.partition("/")
-    short = below if part in PARTS and below else room
+    part, _, below = package.partition("/")
+    short = below if part in PARTS and below else package
     module = Path("tests/unit") / Path(short).parent / f"test_{Path(short).name}.py"
     places = (Path("tests/unit", short), module, *Path("tests/unit", short).parents)
     own = next((place for place in places if (root / place).exists()), None)
     if own is None:
-        raise CannotTest(f"tests/unit has no tests of {room}")
-    imported = re.compile(rf"^\s*(from|import) pipeline\.{room.replace('/', '.')}\b", re.MULTILINE)
+        raise CannotTest(f"tests/unit has no tests of {package}")
+    imported = re.compile(
+        rf"^\s*(from|import) pipeline\.{package.replace('/', '.')}\b", re.MULTILINE
+    )
     files = (path for path in (root / "tests" / "unit").rglob("test_*.py"))
     others = [p.relative_to(root) for p in files if imported.search(p.read_text("utf-8"))]
-    others += [Path(name) for name in BY_COMMAND.get(room, ())]
+    others += [Path(name) for name in BY_COMMAND.get(package, ())]
     return [str(own), *sorted({str(p) for p in others if not p.is_relative_to(own)})]
 
 

@@ -127,9 +127,9 @@ def test_an_accepted_mutant_is_one_of_the_code_as_it_is(entry: Accepted) -> None
     assert entry.name in {mutant.name for mutant in mutants_of(entry.file, source)}
 
 
-@pytest.mark.parametrize("room", sample.BY_COMMAND)
-def test_tests_that_run_a_package_by_its_commands_are_chosen_and_there(room: str) -> None:
-    chosen = sample.tests_of(ROOT, room)
-    assert chosen[0] == f"tests/unit/{room.rpartition('/')[2]}"
-    assert set(sample.BY_COMMAND[room]) < set(chosen)
+@pytest.mark.parametrize("package", sample.BY_COMMAND)
+def test_tests_that_run_a_package_by_its_commands_are_chosen_and_there(package: str) -> None:
+    chosen = sample.tests_of(ROOT, package)
+    assert chosen[0] == f"tests/unit/{package.rpartition('/')[2]}"
+    assert set(sample.BY_COMMAND[package]) < set(chosen)
     assert all((ROOT / name).exists() for name in chosen)
