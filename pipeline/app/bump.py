@@ -553,10 +553,10 @@ def _judge_bump(
     own, image, copy = candidate.workspace, candidate.image, candidate.workspace.checkout()
     seals = {each: lock.seal for each, lock in candidate.locks.items()}
     about = [request.built, request.quick, name, version, platform, seals, before.version]
-    findings = findings_path(workspace, about)
+    saved_path = findings_path(workspace, about)
     with suppress(FileNotFoundError, ValidationError):
         if not request.fresh:
-            found = Bump.model_validate_json(findings.read_bytes())
+            found = Bump.model_validate_json(saved_path.read_bytes())
             return found.model_copy(update={"is_kept": True})
     moves = []
     for each, lock in candidate.locks.items():
@@ -647,7 +647,7 @@ def _judge_bump(
         }
     )
     if is_whole:
-        write_bytes(findings, found.model_dump_json().encode())
+        write_bytes(saved_path, found.model_dump_json().encode())
     return found
 
 

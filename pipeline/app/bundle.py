@@ -683,9 +683,9 @@ def _keep(workspace: Workspace, folder: Path) -> list[str]:
                 for e in (folder / "store" / part).glob("*.json")
             ):
                 store.write(store.root / entry.relative_to(folder / "store"), entry.read_bytes())
-            evidence = evidence_folder(store, name, platform, record.digest)
+            statements_place = evidence_folder(store, name, platform, record.digest)
             for statement in sorted((layout / "records").glob(f"*{SUFFIX}")):
-                store.write(evidence / statement.name, statement.read_bytes())
+                store.write(statements_place / statement.name, statement.read_bytes())
             # last: where it exists, the whole image does
             store.keep_image(name, platform, record)
         names.append(f"{name} for {platform}")

@@ -297,12 +297,12 @@ def _judge_release(
     if candidate is None:
         return found.model_copy(update={"error": error})
     copy, own = candidate.workspace.checkout(), candidate.image
-    findings = findings_path(
+    saved_path = findings_path(
         workspace, ["catalogue", CARDS, version, candidate.locks[platform].seal]
     )
     with suppress(FileNotFoundError, ValidationError):
         if not request.fresh:
-            return EngineRelease.model_validate_json(findings.read_bytes())
+            return EngineRelease.model_validate_json(saved_path.read_bytes())
     folder = copy.folder(own) / "patches"
     specs: list[PatchSpec] = []
     for name, patches in kernel_patches.items():
@@ -364,5 +364,5 @@ def _judge_release(
             "seconds": round(time.monotonic() - start, 1),
         }
     )
-    write_bytes(findings, found.model_dump_json().encode())
+    write_bytes(saved_path, found.model_dump_json().encode())
     return found

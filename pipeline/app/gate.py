@@ -68,7 +68,6 @@ from pipeline.images.warm.modules import module_cases, open_modules
 from pipeline.images.warm.target import open_warm
 from pipeline.serving.quality.texts import served_text
 
-_FIRST_BYTES_S = 10.0  # for the first bytes of a named pipe
 # Of one core, for a case that was never judged: compiled, or run by Triton's interpreter.
 _SECONDS = {"smem": 6.0, "numerics": 2.5}
 
@@ -470,9 +469,7 @@ def find_cases(
     found = {name: tracebacks.find_by_name(gates, name) for name in kernels}
     if traceback is not None:
         reader, is_stdin = tracebacks.TracebackReader(), traceback == Path("-")
-        opened = (
-            nullcontext(sys.stdin.buffer) if is_stdin else opened_log(traceback, _FIRST_BYTES_S)
-        )
+        opened = nullcontext(sys.stdin.buffer) if is_stdin else opened_log(traceback)
         with opened as file:
             deque(reader.watch(bounded_lines(file)), maxlen=0)  # to its end, and keeps no line
         if not reader.tracebacks:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pipeline.app.statements import without_statements
 from pipeline.app.workspace import Workspace
 from pipeline.core import errors, log
-from pipeline.core.files import bounded_lines, opened_log, write_bytes
+from pipeline.core.files import FIRST_BYTES_S, bounded_lines, opened_log, write_bytes
 from pipeline.hosts.facts.drift import Difference, compare_facts, read_recorded_facts
 from pipeline.hosts.facts.gather import gather_facts
 from pipeline.hosts.facts.model import HostFacts
@@ -33,9 +33,6 @@ from pipeline.images.gate.tracebacks import KnownKernel, Overrun, TracebackReade
 _STDIN = Path("-")
 # The first bytes of rotated logs: gzip, xz and zstd.
 _UNPACKERS = {b"\x1f\x8b\x08": "zcat", b"\xfd7z": "xzcat", b"\x28\xb5\x2f": "zstdcat"}
-# For the first bytes of a pipe: whatever writes there has begun by then, and under CI, cron and ssh
-# standard input is often a pipe that nobody writes to or closes.
-_FIRST_BYTES_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -219,9 +216,9 @@ def piped_log() -> tuple[Path, ...]:
         return (_STDIN,)
     if not may_be_silent:
         return ()
-    wait = log.seconds(_FIRST_BYTES_S)
+    wait = log.seconds(FIRST_BYTES_S)
     log.say(f"Waiting {wait} for a log in standard input (`-` waits for as long as it takes)")
-    if select.select([0], [], [], _FIRST_BYTES_S)[0]:
+    if select.select([0], [], [], FIRST_BYTES_S)[0]:
         return (_STDIN,)
     log.say("Nothing came: standard input is not read")
     return ()
@@ -243,5 +240,5 @@ def _opened(path: Path) -> Iterator[Iterable[str]]:
         with open(0, "rb", closefd=False) as file:
             yield bounded_lines(file)
     else:
-        with opened_log(path, _FIRST_BYTES_S) as file:
+        with opened_log(path, FIRST_BYTES_S) as file:
             yield bounded_lines(file)

@@ -29,6 +29,9 @@ Result = TypeVar("Result")
 # flock(2) has no time limit: who can be stopped asks again this often.
 _ASK_AGAIN_S = 0.1
 _PIECE_BYTES = 1 << 20
+# For the first bytes of a pipe: whatever writes there has begun by then, and under CI, cron and ssh
+# standard input is often a pipe that nobody writes to or closes.
+FIRST_BYTES_S = 10.0
 _GZIP = 16 + zlib.MAX_WBITS
 # Errors that are about the place itself, so that trying again would not help.
 ANOTHER_PLACE = "name another place (for the store: SM120_STORE)"
@@ -277,15 +280,15 @@ def unpacked_zstd(pieces: Iterable[bytes], most_at_once: int) -> Iterator[bytes]
 
 
 @contextmanager
-def opened_log(path: Path, patience_s: float) -> Iterator[BinaryIO]:
+def opened_log(path: Path, wait_s: float = FIRST_BYTES_S) -> Iterator[BinaryIO]:
     """Opens a log, a file or a pipe. A device has no end, and a pipe may have no writer."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
         mode = os.fstat(handle).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
             raise InputInvalid(f"{path}: is no file and no pipe", "Name a log.")
-        if stat.S_ISFIFO(mode) and not select.select([handle], [], [], patience_s)[0]:
-            message = f"{path}: nothing came through this pipe in {seconds(patience_s)}"
+        if stat.S_ISFIFO(mode) and not select.select([handle], [], [], wait_s)[0]:
+            message = f"{path}: nothing came through this pipe in {seconds(wait_s)}"
             raise InputInvalid(message, "Start what writes to it first, or name a file.")
         os.set_blocking(handle, True)
         yield file

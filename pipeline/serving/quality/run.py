@@ -58,12 +58,12 @@ async def run_quality(
     await session.find_model()
     parts: list[QualityPart] = []
     for name, job in jobs.items():
-        done, log_path = folder / f"{name}.part.json", folder / f"{name}.part.jsonl"
+        done, exchanges_path = folder / f"{name}.part.json", folder / f"{name}.part.jsonl"
         asked = {**session.plan.model_dump(mode="json"), "url": url, "model": session.model}
         key = sha256_of(canonical_json({**asked, "part": name, "inputs": dict(job.inputs)}))
         with suppress(OSError, ValidationError):
             earlier = _Finished.model_validate_json(done.read_bytes())
-            if earlier.key == key and log_path.is_file():
+            if earlier.key == key and exchanges_path.is_file():
                 log.say(f"  {earlier.part.verdict:8} {name}: kept from the run that was stopped")
                 parts.append(earlier.part)
                 continue
@@ -79,7 +79,7 @@ async def run_quality(
         part = part.model_copy(update={**update, "inputs": {**job.inputs, **part.inputs}})
         log.say(f"  {part.verdict:8} {name}: {part.message} ({log.seconds(took)})")
         # the exchanges first: a part counts as finished once its own file is there
-        write_bytes(log_path, exchanges_file(exchanges))
+        write_bytes(exchanges_path, exchanges_file(exchanges))
         finished = _Finished(key=key, part=part).model_dump(mode="json")
         write_bytes(done, canonical_json(log.redacted(finished)) + b"\n")
         parts.append(part)

@@ -61,8 +61,8 @@ def start_phases(log: Path) -> dict[str, float]:
     tuning: dict[str, datetime] = {}
     with log.open("rb") as file:
         for line in islice(bounded_lines(file), _MOST_LINES):
-            found = _RANK.search(line)
-            rank = (found[1] or found[2]) if found else ""
+            named = _RANK.search(line)
+            rank = (named[1] or named[2]) if named else ""
             for name, pattern in _PATTERNS:
                 if found := pattern.search(line):
                     spent[name, rank] += float(found[1])

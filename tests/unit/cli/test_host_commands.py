@@ -221,7 +221,7 @@ def pipe() -> Iterator[int]:
 def test_a_pipe_in_which_nothing_comes_does_not_keep_the_doctor_from_the_machine(
     sm120: Command, pipe: int, good: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_FIRST_BYTES_S", 0.0)
+    monkeypatch.setattr(doctor, "FIRST_BYTES_S", 0.0)
     ended = sm120("doctor", "--root", good)
     assert (ended.code, "no known issue was recognised" in ended.out) == (0, True)
     assert "`-` waits" in ended.err
@@ -231,7 +231,7 @@ def test_a_pipe_in_which_nothing_comes_does_not_keep_the_doctor_from_the_machine
 def test_without_a_log_and_without_the_machine_there_is_nothing_to_judge(
     sm120: Command, pipe: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_FIRST_BYTES_S", 0.0)
+    monkeypatch.setattr(doctor, "FIRST_BYTES_S", 0.0)
     ended = sm120("doctor", "--no-facts")
     assert (ended.code, "name a log" in ended.err) == (2, True)
     assert "no known issue" not in ended.out
