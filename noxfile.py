@@ -11,6 +11,8 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parent
 LOCKS = ROOT / "lockfiles" / "tool"
@@ -64,7 +66,14 @@ OTHERS = {
 }
 
 
-def run(session: nox.Session, group: str, *command: str, patience_s: float = 5, **env: str) -> None:
+def run(
+    session: nox.Session,
+    group: str,
+    *command: str,
+    output: TextIO | None = None,
+    patience_s: float = 5,
+    **env: str,
+) -> None:
     """Run a program of a group's environment; after Ctrl-C it has some seconds to clean up.
 
     Containers often forbid .pyc files: every process would compile what it imports anew.
@@ -79,6 +88,7 @@ def run(session: nox.Session, group: str, *command: str, patience_s: float = 5, 
             "PYTHONDONTWRITEBYTECODE": "",
             **env,
         },
+        stdout=output,
         interrupt_timeout=patience_s,
         terminate_timeout=patience_s,
     )
@@ -226,17 +236,24 @@ def gate(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff and mypy, strict; ansible-lint over the whole of ansible/."""
-    run(session, "lint", "ruff", "format", "--check", ".")
-    run(session, "lint", "ruff", "check", ".")
+    read_code(session)
+
+
+def read_code(session: nox.Session, output: TextIO | None = None) -> None:
+    """What `lint` does; its programs print to the terminal or into a file."""
+    run(session, "lint", "ruff", "format", "--check", ".", output=output)
+    run(session, "lint", "ruff", "check", ".", output=output)
     # the folder, not the playbooks: files that roles include at run time are linted only so
     strict = ("--offline", "--strict", "--profile", "production", "ansible")
+    ansible = ("python", "-m", "tests.quick_lint", *strict)
+    # a clone that is thrown away needs no cache: writing it is a tenth of the work
+    is_kept = output is None or (ROOT / ".mypy_cache").exists()
+    mypy = ("mypy", *(() if is_kept else ("--cache-dir=/dev/null",)))
     # side by side: they take half a minute and a minute of a core
     with ThreadPoolExecutor() as pool:
-        ansible = pool.submit(run, session, "lint", "python", "-m", "tests.quick_lint", *strict)
-        # a clone that is thrown away needs no cache: writing it is a tenth of the work
-        is_kept = session.name == "lint" or (ROOT / ".mypy_cache").exists()
-        run(session, "lint", "mypy", *(() if is_kept else ("--cache-dir=/dev/null",)))
-        ansible.result()
+        linted = pool.submit(run, session, "lint", *ansible, output=output)
+        run(session, "lint", *mypy, output=output)
+        linted.result()
 
 
 @nox.session
@@ -259,12 +276,16 @@ def tests(session: nox.Session) -> None:
     environment("lint")  # now: below, two would make it at once
     # Side by side: alone, lint leaves a core idle at its end, and collecting does all the time.
     # One run: unit tests fill the time in which integration tests wait for real parts. Lint's
-    # environment has all that tests need.
-    with ThreadPoolExecutor() as pool:
-        linted = pool.submit(lint, session)
-        run_pytest(session, "tests/integration", "tests/unit", group="lint")
-        if linted.exception():
-            session.log("Lint failed: what it found is printed above, between the tests' dots")
+    # environment has all that tests need. Its programs print into a file of their own: Ansible
+    # refuses a terminal or pipe that another program made non-blocking.
+    with ThreadPoolExecutor() as pool, TemporaryFile("w+") as findings:
+        linted = pool.submit(read_code, session, findings)
+        try:
+            run_pytest(session, "tests/integration", "tests/unit", group="lint")
+        finally:
+            if linted.exception():
+                findings.seek(0)
+                session.log(f"Lint failed:\n{findings.read()}")
         linted.result()
 
 

@@ -44,30 +44,40 @@ def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[s
     """`subprocess.run`, but for checks of the syntax: these need not start Python."""
     if [*command[:2]] != CHECK:
         return _run(command, **options)
-    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+    with TemporaryFile("w+") as out, TemporaryFile("w+") as err, TemporaryFile("w+") as code:
         # by their names: a child of the server does not have this process's files
-        names = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err)]
+        names = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err, code)]
         child = _FORKS.Process(target=_check, args=([*command], options["env"], *names))
         child.start()
         child.join()
-        assert child.exitcode is not None
-        out.seek(0)
-        err.seek(0)
-        return subprocess.CompletedProcess(command, child.exitcode, out.read(), err.read())
+        for file in (out, err, code):
+            file.seek(0)
+        # not `exitcode`: a thread that starts a child reads the codes of all others, and of two
+        # that read one at a time the second gets 255
+        ended = int(code.read() or 255)
+        return subprocess.CompletedProcess(command, ended, out.read(), err.read())
 
 
-def _check(command: list[str], env: dict[str, str], *outputs: str) -> None:
-    for number, name in enumerate(outputs, start=1):
-        os.dup2(os.open(name, os.O_WRONLY), number)
+def _check(command: list[str], env: dict[str, str], out: str, err: str, code: str) -> None:
+    os.dup2(os.open(out, os.O_WRONLY), 1)
+    os.dup2(os.open(err, os.O_WRONLY), 2)
     os.environ.clear()
     os.environ.update(env)
     sys.argv = command
-    runpy.run_path(str(PROGRAMS / command[0]), run_name="__main__")
+    ended: object = 255
+    try:
+        runpy.run_path(str(PROGRAMS / command[0]), run_name="__main__")
+    except SystemExit as end:
+        ended = end.code or 0
+    finally:
+        Path(code).write_text(str(ended if isinstance(ended, int) else 1), encoding="utf-8")
 
 
 if __name__ == "__main__":
     from tests import quick_lint  # by this name the fork server's children find it
 
+    # the caller's may be non-blocking, or become so; Ansible starts with no such file
+    os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
     _FORKS.set_forkserver_preload(["ansible.cli.playbook", "tests.quick_lint"])
     copy._deepcopy_dispatch = Copiers(copy._deepcopy_dispatch)  # type: ignore[attr-defined]
     subprocess.run = quick_lint.run  # type: ignore[assignment]

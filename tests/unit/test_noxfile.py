@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import ModuleType
+from typing import TextIO
 
 import click
 import pytest
@@ -101,7 +102,7 @@ class FakeSession:
 def ran(menu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """All commands of the menu, which are not run."""
     commands: list[tuple[str, ...]] = []
-    monkeypatch.setattr(menu, "run", lambda session, group, *words: commands.append(words))
+    monkeypatch.setattr(menu, "run", lambda session, group, *words, **_: commands.append(words))
     monkeypatch.setattr(menu, "environment", lambda group: Path("bin"))
     return commands
 
@@ -224,13 +225,20 @@ def test_ci_makes_one_environment_for_lint_and_all_tests(
 def test_what_any_linter_finds_is_an_error(
     menu: ModuleType, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
-    def run(session: object, group: str, *words: str) -> None:
+    def run(session: object, group: str, *words: str, output: TextIO | None = None) -> None:
         if program in words:
+            print(f"{program}: one thing", file=output)
             raise RuntimeError(f"{program} found something")
 
     monkeypatch.setattr(menu, "run", run)
+    monkeypatch.setattr(menu, "environment", lambda group: Path("bin"))
     with pytest.raises(RuntimeError, match=program):
         menu.lint.func(FakeSession())
+    session = FakeSession()
+    with pytest.raises(RuntimeError, match=program):
+        menu.tests.func(session)
+    # after the tests, where who looks at the end of a long output sees it
+    assert session.ran == [("log", f"Lint failed:\n{program}: one thing\n")]
 
 
 def test_what_is_not_built_by_default_exists_and_is_named(menu: ModuleType) -> None:

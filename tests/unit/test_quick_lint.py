@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import os
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
+from tests import quick_lint
 from tests.quick_lint import CHECK, Copiers, run
 from tests.testbed.packages import CannotHave
 from tests.testbed.playbook import ansible_program
@@ -34,11 +36,23 @@ def test_strings_of_any_class_stay_and_what_can_change_is_copied(
 def test_a_check_of_the_syntax_answers_as_the_program_does(
     tmp_path: Path, text: str, code: int
 ) -> None:
+    (tmp_path / "play.yml").write_text(text)
+    done = checked(tmp_path / "play.yml")
+    assert done.returncode == code, done.stderr
+    assert ("no_such" in done.stderr) == bool(code)
+
+
+def test_another_thread_may_have_read_how_a_check_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quick_lint._FORKS.Process, "exitcode", 255)
+    (tmp_path / "play.yml").write_text("- hosts: all\n")
+    assert checked(tmp_path / "play.yml").returncode == 0
+
+
+def checked(play: Path) -> CompletedProcess[str]:
     try:
         ansible_program("ansible-playbook")
     except CannotHave as why:
         pytest.skip(str(why))
-    (tmp_path / "play.yml").write_text(text)
-    done = run([*CHECK, str(tmp_path / "play.yml")], env=dict(os.environ))
-    assert done.returncode == code, done.stderr
-    assert ("no_such" in done.stderr) == bool(code)
+    return run([*CHECK, str(play)], env=dict(os.environ))
