@@ -16,8 +16,9 @@ import warnings
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
+
+from tests.forks import run_in_child
 
 PROGRAMS = Path(sys.executable).parent
 CHECK = ["ansible-playbook", "--syntax-check"]
@@ -44,33 +45,11 @@ def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[s
     """`subprocess.run`, but for checks of the syntax: these need not start Python."""
     if [*command[:2]] != CHECK:
         return _run(command, **options)
-    with TemporaryFile("w+") as out, TemporaryFile("w+") as err, TemporaryFile("w+") as code:
-        # by their names: a child of the server does not have this process's files
-        names = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err, code)]
-        child = _FORKS.Process(target=_check, args=([*command], options["env"], *names))
-        child.start()
-        child.join()
-        for file in (out, err, code):
-            file.seek(0)
-        # not `exitcode`: a thread that starts a child reads the codes of all others, and of two
-        # that read one at a time the second gets 255
-        ended = int(code.read() or 255)
-        return subprocess.CompletedProcess(command, ended, out.read(), err.read())
+    return run_in_child(_FORKS, _check, command, options["env"], Path.cwd())
 
 
-def _check(command: list[str], env: dict[str, str], out: str, err: str, code: str) -> None:
-    os.dup2(os.open(out, os.O_WRONLY), 1)
-    os.dup2(os.open(err, os.O_WRONLY), 2)
-    os.environ.clear()
-    os.environ.update(env)
-    sys.argv = command
-    ended: object = 255
-    try:
-        runpy.run_path(str(PROGRAMS / command[0]), run_name="__main__")
-    except SystemExit as end:
-        ended = end.code or 0
-    finally:
-        Path(code).write_text(str(ended if isinstance(ended, int) else 1), encoding="utf-8")
+def _check() -> None:
+    runpy.run_path(str(PROGRAMS / sys.argv[0]), run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -12,11 +12,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from pipeline.cli.main import main
+from tests.forks import run_in_child
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = str(ROOT / "pipeline" / "__main__.py")
 _AT_START = ("PYTHON", "LC_", "LANG", "TZ")  # variables that Python reads when it starts
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.testbed.preload"])
@@ -32,23 +33,4 @@ def run_forked(
         return subprocess.run(
             command, cwd=cwd, env=values, capture_output=True, text=True, check=False
         )
-    with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
-        # by their names: a child of the server does not have this process's files
-        names = [f"/proc/{os.getpid()}/fd/{file.fileno()}" for file in (out, err)]
-        child = _FORKS.Process(target=_run, args=(words, cwd, values, *names))
-        child.start()
-        child.join()
-        assert child.exitcode is not None
-        out.seek(0)
-        err.seek(0)
-        return subprocess.CompletedProcess(words, child.exitcode, out.read(), err.read())
-
-
-def _run(words: tuple[str, ...], cwd: Path, env: dict[str, str], *outputs: str) -> None:
-    for number, name in enumerate(outputs, start=1):
-        os.dup2(os.open(name, os.O_WRONLY), number)
-    os.environ.clear()
-    os.environ.update(env)
-    os.chdir(cwd)
-    sys.argv = [str(ROOT / "pipeline" / "__main__.py"), *words]
-    main()
+    return run_in_child(_FORKS, main, [PROGRAM, *words], values, cwd)
