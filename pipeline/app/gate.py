@@ -491,7 +491,7 @@ def find_cases(
         if reasons := [reason for pattern, reason in known if fnmatchcase(name, pattern)]:
             hint = "`not_judged` in the image's gates/engine.yaml says so."
             return cases, errors.CaseNotFound(f"{message}. {reasons[0]}", hint)
-    judged = tracebacks.known_names(gates)
+    judged = {name for each in tracebacks.find_by_name(gates, "*") for name in each.found_by}
     near: list[str] = []
     for part in [name.strip("*") for name in kernels if name in missing]:
         # names that contain it, the shortest first; else those with a similar spelling

@@ -283,11 +283,6 @@ def find_by_name(gates: Mapping[str, Gates], pattern: str) -> list[FoundCase]:
     return found
 
 
-def known_names(gates: Mapping[str, Gates]) -> set[str]:
-    """All names by which `find_by_name` finds a case."""
-    return {name for _, _, case in _cases(gates) for name in _names(case)}
-
-
 def _names(case: CaseSpec) -> set[str]:
     return {*case.kernels, *(function.partition(":")[2] for function in case.function)}
 

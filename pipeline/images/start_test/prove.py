@@ -153,7 +153,12 @@ def _run_checks(
             return [RunTest(name="user", verdict="failed", message=message)]
         judged = judge_owners(owners, wanted.folders, *container.user)
         if backend.kind == "namespaces" and os.geteuid() == 0:
-            give_owners(container.root, owners)
+            # an unpacked image's folders get the owners that its layers name; only root can
+            for name, row in owners.items():
+                place = container.root / name
+                if row.kind == Kind.DIR and place.is_dir() and not place.is_symlink():
+                    os.chown(place, row.uid, row.gid)
+                    place.chmod(row.mode)
         folder = container.mounts[_PLACE]
         for script in _SCRIPTS:
             shutil.copy(script, folder / script.name)
@@ -287,15 +292,6 @@ def read_owners(store: Store, image: Built, folders: Iterable[str]) -> dict[str,
                 if not left.total():
                     break
     return found
-
-
-def give_owners(root: Path, rows: Mapping[str, FileRow]) -> None:
-    """Gives an unpacked image's folders the owners that its layers name; only root can."""
-    for path, row in rows.items():
-        place = root / path
-        if row.kind == Kind.DIR and place.is_dir() and not place.is_symlink():
-            os.chown(place, row.uid, row.gid)
-            place.chmod(row.mode)
 
 
 def judge_owners(

@@ -59,7 +59,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, Built]:
 def native(monkeypatch: pytest.MonkeyPatch) -> None:
     """The image is for this machine, and nothing changes owners."""
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(prove, "give_owners", lambda root, rows: None)
+    monkeypatch.setattr(os, "chown", lambda path, uid, gid: None)
 
 
 def config_with(world: tuple[Store, Built], user: str) -> ImageConfig:
