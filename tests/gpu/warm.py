@@ -112,7 +112,8 @@ def compiled(job: dict[str, Any], folder: Path) -> dict[str, Any]:
             work = folder / f"compile-{part}-{len(todo)}"
             work.mkdir(parents=True)
             (work / "job.json").write_text(json.dumps({**job, "cases": todo}), encoding="utf-8")
-            env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{folder}:{OWN_PATH}"}
+            env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+            env["PYTHONPATH"] = f"{folder}:{READER}:{OWN_PATH}"
             env["TRITON_CACHE_DIR"] = str(work / "triton")
             words = [sys.executable, str(INSIDE), "job.json", "answers"]
             subprocess.run(words, cwd=work, env=env, check=False)
@@ -249,7 +250,7 @@ def call_both_ways(work: Path, no_compilers: Path, cases: list[dict[str, Any]]) 
                 row[way] = error.read_text()[:300] if error.exists() else "died, or took too long"
         log = work / f"{case['name']}.log"
         lines = log.read_text().splitlines() if log.exists() else []
-        for what in ("hit", "disk", "miss", "refused"):
+        for what in ("hit", "disk", "miss", "refused", "table"):
             row[what] = sum(line.startswith(what) for line in lines)
         if len(made) == 2:
             pairs = zip(made["cold"]["numbers"], made["warm"]["numbers"], strict=True)

@@ -38,7 +38,7 @@ TREE_FORMAT = 1
 BUILD_HINTS = frozenset({"cpu_minutes", "job_memory_mb", "silent_minutes", "platforms"})
 BUILD_HINTS |= {"may_differ", "toolchain_platform", "outputs", "cpu_checked"}
 # Raised when the same kernels, cases and card would give another warm layer.
-WARM_FORMAT = 3
+WARM_FORMAT = 4
 # Raised when the same foreign layer would be listed otherwise.
 READER = 1
 # A wheel this large has a layer of its own, shared between images and pushed once.

@@ -12,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.artifacts.oci.record import Kind, LayerRecord
 from pipeline.artifacts.store.store import Store
@@ -45,6 +45,14 @@ class IndexedEntry(Frozen):
     files: dict[str, str]
     cases: list[str]
     recipes: list[str] = []
+    too_large: str = ""  # why it never runs: a tuner asks for it, reads its size and drops it
+
+
+class EntryFault(NamedTuple):
+    """Why a card cannot run an entry; the size is known before the code is loaded."""
+
+    message: str = ""
+    is_size: bool = False
 
 
 class LackingKernel(Frozen):
@@ -69,8 +77,8 @@ class WarmIndex(Frozen):
     python_files: int = 0  # compiled, below `PYCACHE`
 
 
-def entry_fault(files: dict[str, bytes], card: Card) -> str:
-    """Why a card cannot use an entry; empty for a good one, and for a launcher.
+def entry_fault(files: dict[str, bytes], card: Card) -> EntryFault:
+    """Why a card cannot run an entry; without a message for a good one, and for a launcher.
 
     The gates' own rules: machine code for the card, and no more shared memory than it has.
     """
@@ -78,19 +86,21 @@ def entry_fault(files: dict[str, bytes], card: Card) -> str:
     for name, data in cubins.items():
         verdict = judge_bytes(data, card.arch)
         if verdict.verdict is not ObjectVerdict.RUNS:
-            return f"{name}: {verdict.message}"
+            return EntryFault(f"{name}: {verdict.message}")
         try:
             about: Any = read_json(
                 files[name.removesuffix("cubin") + "json"], most_bytes=_MOST_BYTES
             )
             arch, shared = int(about["target"]["arch"]), int(about["shared"])
         except (KeyError, TypeError, ValueError, JsonInvalid) as error:
-            return f"{name}: its description cannot be read ({error})"
+            return EntryFault(f"{name}: its description cannot be read ({error})")
         if arch != int(card.arch.removeprefix("sm_")):
-            return f"{name}: was compiled for sm_{arch}"
+            return EntryFault(f"{name}: was compiled for sm_{arch}")
         if shared > card.shared_bytes:
-            return f"needs {shared} bytes of shared memory, the card has {card.shared_bytes}"
-    return "" if cubins or any(name.endswith(".so") for name in files) else "has no machine code"
+            needs = f"needs {shared} bytes of shared memory, the card has {card.shared_bytes}"
+            return EntryFault(needs, is_size=True)
+    has_code = cubins or any(name.endswith(".so") for name in files)
+    return EntryFault() if has_code else EntryFault("has no machine code")
 
 
 def pack_entries(
@@ -105,24 +115,26 @@ def pack_entries(
     those of FlashInfer with what the index says of them.
     """
     plan, files = target.plan, {**python, **modules[1]}
-    served, faults = defaultdict[str, set[str]](set), dict[str, str]()
+    served, faults = defaultdict[str, set[str]](set), dict[str, EntryFault]()
+    made_for = defaultdict[str, set[str]](set)
     about: dict[str, dict[str, Any]] = {}
     missing: list[LackingKernel] = []
     for case, answer in answered:
         reached = {record.kernel: record.error or "" for record in answer.records}
-        with_entry: set[str] = set()
+        unpacked, damaged = dict[str, dict[str, bytes]](), set[str]()
         for entry in answer.entries:
             try:
-                unpacked = {
-                    name: unpacked_whole(base64.b85decode(data), _MOST_BYTES)
-                    for name, data in entry.files.items()
+                data = {
+                    name: unpacked_whole(base64.b85decode(text), _MOST_BYTES)
+                    for name, text in entry.files.items()
                 }
             except ValueError as error:
                 message = f"{case.name}: an entry of {entry.kernel} cannot be unpacked ({error})"
                 raise StepFailed(message) from error
-            if not _KEY.fullmatch(entry.key) or not all(map(_FILE.fullmatch, unpacked)):
+            if not _KEY.fullmatch(entry.key) or not all(map(_FILE.fullmatch, data)):
                 raise StepFailed(f"{case.name}: {entry.key!r} is no entry of Triton's cache")
-            digests = {n: hashlib.sha256(data).hexdigest() for n, data in sorted(unpacked.items())}
+            unpacked[entry.key] = data
+            digests = {n: hashlib.sha256(each).hexdigest() for n, each in sorted(data.items())}
             known = about.setdefault(
                 entry.key, {"kernel": entry.kernel, "module": entry.module, "files": digests}
             )
@@ -130,20 +142,28 @@ def pack_entries(
                 # two workers compiled it, each for its own case
                 raise NotReproducible(
                     f"{entry.kernel} ({entry.key}): compiled for {case.name} it has other bytes"
-                    f" than for {min(served[entry.key])}",
+                    f" than for {min(made_for[entry.key])}",
                     "A compiler that is not the same twice gives no layer; report it.",
                 )
-            served[entry.key].add(case.name)
+            made_for[entry.key].add(case.name)
             if entry.key not in faults:
-                faults[entry.key] = entry_fault(unpacked, target.card)
-            if fault := faults[entry.key]:
-                reached[entry.kernel] = reached.get(entry.kernel) or fault
+                faults[entry.key] = entry_fault(data, target.card)
+        with_entry = {each.kernel for each in answer.entries if not faults[each.key].message}
+        for entry in answer.entries:
+            message, is_size = faults[entry.key]
+            # a tuner that does not find what is too large compiles it, to drop it by its size
+            if message and not (is_size and entry.kernel in with_entry):
+                reached[entry.kernel] = reached.get(entry.kernel) or message
+                if not is_size:
+                    damaged.add(entry.kernel)
                 continue
-            with_entry.add(entry.kernel)
-            files |= {f"{FOLDER}/triton/{entry.key}/{n}": data for n, data in unpacked.items()}
+            served[entry.key].add(case.name)
+            files |= {
+                f"{FOLDER}/triton/{entry.key}/{n}": data for n, data in unpacked[entry.key].items()
+            }
         # those that the case must reach, and what else its call failed with
         for kernel in sorted({*case.kernels} | {k for k, why in reached.items() if why}):
-            if kernel not in with_entry:
+            if kernel not in with_entry or kernel in damaged:
                 why = reached.get(kernel) or answer.message or "the case does not reach it"
                 missing.append(LackingKernel(case=case.name, kernel=kernel, reason=why[:400]))
     by_case = {
@@ -164,9 +184,9 @@ def pack_entries(
                 **about[key],
                 cases=sorted(served[key]),
                 recipes=sorted({r for case in served[key] for r in by_case[case]}),
+                too_large=faults[key].message,
             )
-            for key in sorted(about)
-            if not faults[key]
+            for key in sorted(served)
         },
         missing=sorted(missing, key=lambda each: (each.case, each.kernel)),
         modules=modules[0],

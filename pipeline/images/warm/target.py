@@ -30,6 +30,7 @@ from pipeline.images.assemble.plan import (
     GATE_WORKER,
     MODULE_COMPILER,
     WARM_FORMAT,
+    WARM_READER,
     WARM_WORKER,
     WarmPlan,
     program_digest,
@@ -143,7 +144,7 @@ class WarmTarget(GateTarget):
     @property
     def digests(self) -> dict[str, str]:
         gate = {"gate's worker": program_digest(GATE_WORKER), "root": self.base}
-        return {**super().digests, **gate}
+        return {**super().digests, **gate, "reader": self.plan.reader}
 
     def key(self, case: KernelCase) -> str:
         """Everything that decides the entries of a case."""
@@ -211,6 +212,7 @@ def open_warm(gate: ImageGate, plan: WarmPlan) -> Iterator[WarmTarget]:
             shutil.copytree(GATE_WORKER, below[_GATE])
             shutil.copytree(WARM_WORKER, below[PROGRAMS] / WARM_WORKER.name)
             shutil.copy(BYTECODE, below[PROGRAMS])
+            shutil.copy(WARM_READER, below[site])
             unpack_kept(
                 *(store, layers),
                 lambda row: row.path if row.path.startswith(f"{site}/{_HEADERS}") else None,

@@ -20,7 +20,14 @@ from pipeline.images.gate.smem.limits import card_for
 from pipeline.images.gate.smem.results import Record
 from pipeline.images.spec.checkout import Checkout
 from pipeline.images.spec.image import WarmSpec
-from pipeline.images.warm.layer import INDEX, entry_fault, pack_entries, read_warm, write_warm
+from pipeline.images.warm.layer import (
+    INDEX,
+    EntryFault,
+    entry_fault,
+    pack_entries,
+    read_warm,
+    write_warm,
+)
 from pipeline.images.warm.target import (
     RootedEnvironment,
     RootedSandbox,
@@ -44,9 +51,9 @@ def kernel(cubin: str = "sm_120a", arch: object = 120, shared: object = 71680) -
 
 
 def test_a_kernel_for_the_card_and_a_launcher_are_good() -> None:
-    assert entry_fault(kernel(), CARD) == ""
-    assert entry_fault(kernel("sm_120"), CARD) == ""
-    assert entry_fault({"__triton_launcher.so": b"\x7fELF"}, CARD) == ""
+    assert entry_fault(kernel(), CARD) == EntryFault()
+    assert not entry_fault(kernel("sm_120"), CARD).message
+    assert not entry_fault({"__triton_launcher.so": b"\x7fELF"}, CARD).message
 
 
 @pytest.mark.parametrize(
@@ -65,7 +72,9 @@ def test_a_kernel_for_the_card_and_a_launcher_are_good() -> None:
     ],
 )
 def test_what_the_card_cannot_use_is_named(files: dict[str, bytes], reason: str) -> None:
-    assert reason in entry_fault(files, CARD)
+    fault = entry_fault(files, CARD)
+    assert reason in fault.message
+    assert fault.is_size == ("106496" in reason)
 
 
 @pytest.fixture
@@ -144,6 +153,26 @@ def test_what_was_left_out_is_listed_with_its_reason(target: WarmTarget) -> None
     assert reasons["elsewhere"] == "the case does not reach it"
     assert [*index.entries] == [KEY]
     assert not [path for path in files if OTHER in path]
+
+
+def test_what_a_tuner_tries_and_drops_by_its_size_is_there_so_that_nothing_compiles_it(
+    target: WarmTarget,
+) -> None:
+    large, wrong = entry(kernel(shared=106496), OTHER), entry(kernel(arch=90), "C" * 52)
+    index, files = pack_entries(target, [answer("tuned", large, entry(kernel()), wrong)], {})
+    assert {key: each.too_large for key, each in index.entries.items()} == {
+        KEY: "",
+        OTHER: "needs 106496 bytes of shared memory, the card has 101376",
+    }
+    assert f"opt/warm/triton/{OTHER}/_fwd.cubin" in files
+    assert "sm_90" in index.missing[0].reason
+    # nothing that fits, in this case or of this kernel: the call itself fails on the card
+    others = [answer("large", large), answer("fits", entry(kernel()))]
+    mixed = [answer("mixed", large, entry(kernel(), KEY, "_bwd"))]
+    for answers in (others, mixed):
+        index, files = pack_entries(target, answers, {})
+        assert [*index.entries] == [KEY]
+        assert "106496" in {lack.case: lack.reason for lack in index.missing}[answers[0][0].name]
 
 
 def test_a_compiler_that_is_not_the_same_twice_gives_no_layer(target: WarmTarget) -> None:

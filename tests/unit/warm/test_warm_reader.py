@@ -23,6 +23,29 @@ FILES = {
 TRITON = {
     "__init__.py": "__version__ = '3.5.1'\n",
     "runtime/__init__.py": "",
+    # keys, as Triton 3.5 to 3.7 makes them
+    "runtime/jit.py": """
+class DependenciesFinder:
+    def __init__(self):
+        self.used_global_vals, self.ret = {}, ""
+    def _update_hash(self, func):
+        self.used_global_vals.update(func.used_global_vals)
+        self.ret += func.cache_key
+class JITCallable:
+    def __init__(self, name, *callees, **global_vals):
+        self.name, self.callees, self.global_vals = name, callees, global_vals
+        self.hash, self.used_global_vals = None, {}
+    @property
+    def cache_key(self):
+        if self.hash is None:
+            finder = DependenciesFinder()
+            finder.used_global_vals.update(self.global_vals)
+            for callee in self.callees:
+                finder._update_hash(callee)
+            self.used_global_vals = dict(sorted(finder.used_global_vals.items()))
+            self.hash = f"{self.name}({finder.ret}{self.used_global_vals})"
+        return self.hash
+""",
     "runtime/cache.py": """
 import json, os
 class CacheManager: pass
@@ -166,3 +189,31 @@ def test_a_proof_ends_at_the_first_kernel_that_is_not_there(
         cache("M" * 52).get_group("_fwd.json")
     with pytest.raises(RuntimeError, match="no warm kernel of this image"):
         cache("M" * 52).get_file("cuda_utils.so")
+
+
+def test_the_times_of_a_tuner_are_no_kernel_that_could_be_missing(
+    warm: Path, cache: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SM120_WARM_ONLY", "1")
+    other = cache("M" * 52)
+    assert other.get_file("_fwd.autotune.json") is None
+    (Path(other.folder) / "_fwd.autotune.json").touch()
+    assert cache("M" * 52).get_file("_fwd.autotune.json") == f"{other.folder}/_fwd.autotune.json"
+    assert noted(warm) == ["table", "table"]
+
+
+def test_a_key_does_not_depend_on_what_was_called_before(
+    warm: Path, cache: Callable[[str], Any]
+) -> None:
+    def keys(*order: str) -> dict[str, str]:
+        jit = importlib.import_module("triton.runtime.jit")
+        noise = jit.JITCallable("noise", SALT=1)
+        sample = jit.JITCallable("sample", noise, LEAST=2)
+        made = {"noise": noise, "walk": jit.JITCallable("walk", sample), "sample": sample}
+        return {name: made[name].cache_key for name in order}
+
+    orders = [("noise", "sample", "walk"), ("sample", "walk", "noise"), ("walk", "noise", "sample")]
+    assert len({keys(*order)["walk"] for order in orders}) > 1
+    cache(KEY)
+    assert len({keys(*order)["walk"] for order in orders}) == 1
+    assert "SALT" in keys("walk")["walk"]

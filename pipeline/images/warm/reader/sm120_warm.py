@@ -8,6 +8,7 @@ compiled as before, into TRITON_CACHE_DIR, and what is damaged is said on stderr
 
 SM120_WARM_LOG=FILE appends a line for each lookup (`hit`, `disk`, `miss` or `refused`, key, file).
 SM120_WARM_ONLY=1 makes all but a hit an error, which proves that the image brings what is used.
+`table` is neither: the times that Triton's autotuner measured, which only a card makes.
 """
 
 from __future__ import annotations
@@ -21,9 +22,29 @@ from pathlib import Path
 from typing import Any
 
 import triton
+from triton.runtime import jit
 from triton.runtime.cache import FileCacheManager
 
 FOLDER = Path(os.environ.get("SM120_WARM", "/opt/warm"))
+
+
+def know_callees_first(finder: type[Any]) -> None:
+    """Makes a kernel's key the same whatever was called before it.
+
+    Before 3.8 (triton#10494), Triton asks a function that a kernel calls for its global values and
+    looks for them afterwards: the key has them only if another kernel called the function earlier.
+    """
+    update = finder._update_hash
+
+    def update_hash(self: Any, function: Any) -> None:
+        function.cache_key  # noqa: B018 - looks for them now
+        update(self, function)
+
+    finder._update_hash = update_hash
+
+
+# Triton starts its driver, for which it opens its cache and imports this file, before any key
+know_callees_first(jit.DependenciesFinder)
 
 
 @functools.cache
@@ -80,6 +101,9 @@ class WarmCache(FileCacheManager):  # type: ignore[misc]
 
     def _else(self, filename: str, on_disk: Any) -> Any:
         """What TRITON_CACHE_DIR has; nothing where the image must have it."""
+        if filename.endswith(".autotune.json"):
+            self._note("table", filename)
+            return on_disk
         self._note("disk" if on_disk else "miss", filename)
         if os.environ.get("SM120_WARM_ONLY") == "1":
             raise RuntimeError(f"sm120: {filename} ({self._key}) is no warm kernel of this image")
