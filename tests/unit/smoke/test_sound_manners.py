@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pipeline.serving.smoke.model import SmokePlan, SmokeResult
+from pipeline.serving.smoke.rungs import streams
 from tests.testbed.model_manners import MANNERS, ThinkingServer, small_room_server
-from tests.testbed.model_server import ModelServer
+from tests.testbed.model_server import Asked, Fault, ModelServer
 from tests.unit.smoke.ladder_runs import PLAN, ladder_result
 
 REASONING = PLAN.model_copy(update={"reasoning": True})
@@ -81,6 +82,26 @@ def test_a_server_that_asks_to_wait_is_asked_again_and_that_is_said() -> None:
     messages = {c.name: c.message for rung in result.rungs for c in rung.checks}
     assert "asked to wait" in messages["64 at once"]
     assert "asked to wait" not in messages["8 at once"]
+
+
+@pytest.mark.parametrize(("pauses", "is_sound"), [(1, True), (2, False)])
+def test_one_pause_of_the_machine_is_no_fault_of_the_server(
+    pauses: int, is_sound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_SLACK", 0.01)  # so that two seconds are the limit
+    waited = [-100]
+
+    def wait(asked: Asked) -> float:
+        # one of the 64, in each of so many rounds
+        if asked.load > 8 and asked.number > waited[-1] + 63 and len(waited) <= pauses:
+            waited.append(asked.number)
+            return 3.0
+        return 0.0
+
+    result = ladder_result(ModelServer(Fault("pauses", "streams", delay_s=wait)))
+    failed = {check.name for check in result.failures()}
+    assert failed == (set() if is_sound else {"64 at once"})
+    assert len(waited) == 1 + pauses
 
 
 @pytest.mark.parametrize("plan", [PLAN, REASONING], ids=["not expected", "expected"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -44,22 +45,25 @@ async def _alone(session: SmokeSession) -> str:
 
 async def as_alone(session: SmokeSession, number: int) -> str:
     """Asks so many at once, for the answers that each got alone; every round, within the time."""
-    parts, times = [], []
+    parts, times = [], list[float]()
     before = len(session.client.exchanges)
-    for turn in range(session.plan.rounds):
+    fewer = max((n for n in session.seconds_at_once if n < number), default=0)
+    known = session.seconds_at_once.get(fewer, math.inf)
+    # one after the other would take so many times as long, and no longer
+    most_s = _SLACK * known * number / max(fewer, 1) + _SLACK_S
+    for turn in range(session.plan.rounds + 1):
+        # once more only where each was slow: a pause of the machine is no fault of the server
+        if turn == session.plan.rounds and min(times) <= most_s:
+            break
         begin = time.monotonic()
         parts.append(await one_round(session, number, turn))
         times.append(time.monotonic() - begin)
     # the best of the rounds: kernels may be compiled in the first
     took = session.seconds_at_once[number] = min(times)
-    fewer = max((n for n in session.seconds_at_once if n < number), default=0)
     # a server that asks to wait is slow because it says so
     has_waited = any(e.status == WAIT for e in session.client.exchanges[before:])
-    if fewer and not has_waited:
-        # one after the other would take so many times as long, and no longer
-        known = session.seconds_at_once[fewer]
-        if took > _SLACK * known * number / fewer + _SLACK_S:
-            raise Unsound(f"{number} at once took {took:.1f} s, {fewer} at once {known:.1f} s")
+    if took > most_s and not has_waited:
+        raise Unsound(f"{number} at once took {took:.1f} s, {fewer} at once {known:.1f} s")
     return "; then ".join(parts)
 
 
