@@ -30,7 +30,8 @@ def run_in_child(
         # not `exitcode` alone: a thread that starts a child reads the codes of all others, and of
         # two that read one at a time the second gets 255
         known = code.read()
-        ended = int(known) if known else child.exitcode or 0
+        ended = int(known) if known else child.exitcode
+        assert ended is not None
         return subprocess.CompletedProcess(command, ended, out.read(), err.read())
 
 
