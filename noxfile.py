@@ -58,7 +58,7 @@ OTHERS = {
     "llama-cpp": "mainline llama.cpp, compiled here: some 90 CPU-minutes",
     "vllm-b12x": "vllm with the b12x kernels; shares its layers: 2.4 MB more, half a minute",
     "sglang-k2-warm": "sglang-k2 with its kernels compiled here: some 12 CPU-minutes",
-    "sglang-warm": "sglang with its kernels compiled here: some 11 CPU-minutes",
+    "sglang-warm": "sglang with its kernels compiled here: some 18 CPU-minutes",
     "vllm-warm": "vllm with its kernels compiled here: some 28 CPU-minutes",
     "vllm-nccl": "vllm with NCCL compiled here for two AMD sockets; some 40 minutes",
     "vllm --platform linux/arm64": "for DGX Spark (GB10): 3.9 GB, 4 minutes",
