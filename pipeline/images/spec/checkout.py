@@ -86,7 +86,11 @@ class Checkout:
             raise UnknownImage(f"there is no image {name!r} ({known})")
         from pipeline.images.spec.image import ImageFile
 
-        return _read_named(path, ImageFile, self.written(name)).model_copy(update={"name": name})
+        read = _read_named(path, ImageFile, self.written(name))
+        if read.name == name:
+            return read
+        summary = f"{read.summary}; without compilers"
+        return read.model_copy(update={"name": name, "summary": summary})
 
     def chain(self, name: str, platform: str) -> list[ImageSpec]:
         """The spec for a platform and those it stands on, root first."""

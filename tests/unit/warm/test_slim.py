@@ -127,6 +127,7 @@ def world(tmp_path: Path) -> World:
 
 def test_a_slim_image_has_no_compiler_and_says_so_everywhere(world: World) -> None:
     (slim,) = world.build("warm-slim")
+    assert slim.plan.spec.summary == f"{world.full.plan.spec.summary}; without compilers"
     for path in ("usr/bin/gcc", "usr/include/a.h", f"{SITE}/nvcc/__init__.py"):
         assert file_in_image(world.store, world.full, path) is not None, path
         assert file_in_image(world.store, slim, path) is None, path
