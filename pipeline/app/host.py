@@ -240,5 +240,5 @@ def _opened(path: Path) -> Iterator[Iterable[str]]:
         with open(0, "rb", closefd=False) as file:
             yield bounded_lines(file)
     else:
-        with opened_log(path, FIRST_BYTES_S) as file:
+        with opened_log(path) as file:
             yield bounded_lines(file)
