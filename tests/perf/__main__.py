@@ -69,14 +69,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure everything this machine can measure."""
     options = read_options(arguments)
     report, store = Report(), open_store()
+    stopped = False
     with _term_ends_blocks(), tempfile.TemporaryDirectory() as folder:
-        for part in chosen_parts(options):
-            # a folder of its own, which is there and empty: no part meets what another one left
-            own = Path(folder) / part
-            own.mkdir()
-            _MEASURE[part](report, store, own, options)
-            shutil.rmtree(own)
+        try:
+            for part in chosen_parts(options):
+                # a folder of its own, there and empty: no part meets what another one left
+                own = Path(folder) / part
+                own.mkdir()
+                _MEASURE[part](report, store, own, options)
+                shutil.rmtree(own)
+        except KeyboardInterrupt:
+            stopped = True
     print(report)
+    if stopped:
+        print("stopped: the tables have what was measured before", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
 
 
 @contextmanager

@@ -55,6 +55,28 @@ def test_without_slurm_its_row_says_so(
     assert f"a chunk over Slurm, not measured: {why}" in capsys.readouterr().out
 
 
+def test_ctrl_c_prints_what_was_measured_and_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def measured(report: Report, store: Store, scratch: Path, options: Namespace) -> None:
+        report.fact("a fact", "before the stop")
+
+    def stopped(report: Report, store: Store, scratch: Path, options: Namespace) -> None:
+        (scratch / "half").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(perf, "chosen_parts", lambda options: ["first", "second", "third"])
+    monkeypatch.setattr(perf, "_MEASURE", {"first": measured, "second": stopped})
+    with pytest.raises(SystemExit) as end:
+        perf.main([])
+    told = capsys.readouterr()
+    assert end.value.code == 130
+    assert "a fact: before the stop" in told.out
+    assert "stopped" in told.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_every_part_gets_a_folder_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
