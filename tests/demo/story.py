@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,6 +33,7 @@ from tests.testbed.hub import test_hub
 from tests.testbed.own_wheel import REQUIREMENTS, build_wheel, neighbour_serving, wheelhouse
 from tests.testbed.packages import CannotHave, find_program
 from tests.testbed.playbook import write_inventory
+from tests.testbed.ports import unused_port
 from tests.testbed.registry import oci_registry
 
 NODES = ("n1", "n2")
@@ -53,10 +53,8 @@ class Stage(NamedTuple):
 def begin(world: World) -> str:
     """A checkout of a user's own, and a key that signs all that follows."""
     write_checkout(world.checkout)
-    with socket.socket() as probe:
-        # free on this machine, which serves where there is no node
-        probe.bind(("127.0.0.1", 0))
-        world.port = int(probe.getsockname()[1])
+    # of this machine, which serves where there is no node
+    world.port = unused_port()
     write_recipe(world.checkout, world.port)
     world.shell.sm120("evidence", "new-key", "builder")
     return f"{IMAGE} with a patch in {world.checkout}, and a key in {world.folder}/config"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from tests.integration.built import Built, build_image, sm120
 from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.engine import chat
 from tests.testbed.packages import system_environment
+from tests.testbed.ports import unused_port
 from tests.testbed.tiny_gguf import expected_text
 from tests.unit.recipe.render.launches import small_launch
 
@@ -40,9 +40,7 @@ def reference(lean_store: Path, docker_daemon: DockerDaemon) -> str:
 
 
 def tiny_launch(model: Path) -> Launch:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = unused_port()
     arguments = ["-m", f"/models/{model.name}", "-t", "1", "-c", "512", "--port", str(port)]
     return small_launch(
         recipe="tiny",

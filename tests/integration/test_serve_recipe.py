@@ -39,17 +39,12 @@ from tests.testbed.dockerd import DockerDaemon
 from tests.testbed.engine import chat, chat_many, is_healthy
 from tests.testbed.forked import ROOT
 from tests.testbed.packages import CannotHave, ensure_debian_packages, find_program
+from tests.testbed.ports import unused_port
 from tests.testbed.tiny_gguf import expected_text
 
 PODMAN_PACKAGES = ("podman", "runc")
 # every rung, with little work for the engine: these tests are about containers
 SHORT = ("--quick", "--streams", "1,2", "--lengths", "4", "--pressure", "2")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def tiny_recipe(name: str, port: int, **changes: Any) -> dict[str, Any]:
@@ -132,7 +127,7 @@ def image(lean_store: Path) -> Built:
 def bench(image: Built, docker_daemon: DockerDaemon, tmp_path: Path) -> Iterator[Bench]:
     """Docker; whatever a test leaves is removed."""
     env = {"DOCKER_HOST": docker_daemon.socket_url}
-    yield Bench(image, tmp_path, env, "docker", free_port())
+    yield Bench(image, tmp_path, env, "docker", unused_port())
     with closing(docker.DockerClient(base_url=docker_daemon.socket_url)) as client:
         for left in client.containers.list(all=True, filters={"label": "sm120.recipe"}):
             left.remove(force=True)
@@ -361,7 +356,7 @@ def podman(image: Built, tmp_path: Path) -> Iterator[Bench]:
     env = podman_settings(tmp_path)
     recipes = tmp_path / "recipes"
     recipes.mkdir()
-    yield Bench(image, recipes, env, "podman", free_port())
+    yield Bench(image, recipes, env, "podman", unused_port())
     for words in (["rm", "--all", "--force", "--time=0"], ["system", "reset", "--force"]):
         with suppress(CannotHave):
             program = find_program("podman")

@@ -17,6 +17,7 @@ import pytest
 from pipeline.artifacts.containers.sandbox import find_sandbox
 from pipeline.serving.smoke.client import Unsound
 from pipeline.serving.smoke.rungs.answers import run_in_sandbox
+from tests.testbed.ports import unused_port
 from tests.testbed.tiny_gguf import write_tiny_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,9 +56,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("The xllamacpp wheel is not installed.")
     folder = tmp_path_factory.mktemp("llama")
     write_tiny_gguf(folder / "tiny.gguf")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = unused_port()
     serve = [sys.executable, str(ROOT / "images/llama-cpp-cpu/serve.py")]
     serve += ["-m", str(folder / "tiny.gguf"), "-t", "1", "-np", "8", "-c", "16384"]
     with (folder / "log").open("wb") as out:

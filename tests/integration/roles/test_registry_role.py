@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from urllib3.util import Retry
 from tests.integration.roles.role_values import role_values
 from tests.testbed.packages import ensure_debian_packages
 from tests.testbed.playbook import ROOT, ansible_environment, ansible_program
+from tests.testbed.ports import unused_port
 from tests.testbed.registry import make_certificates, oci_registry, started
 
 ROLE = ROOT / "ansible" / "roles" / "registry"
@@ -185,8 +185,7 @@ def test_the_server_of_objects_takes_get_and_put_with_a_password_and_nothing_els
     ca_file = make_certificates(home, "127.0.0.1")
     hashed = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(rounds=4)).decode()
     (home / "htpasswd").write_text(f"ops:{hashed}\n")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = unused_port()
     values = {
         "registry_home": str(home),
         "registry_objects_port": port,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from pipeline.artifacts.containers.facts import ImageFacts
 from pipeline.artifacts.store.store import read_image_record
 from pipeline.serving.serve import start as start_module
 from tests.testbed.model_server import ModelServer
+from tests.testbed.ports import unused_port
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.support import AMD64, Command, Ended, build_tiny
 
@@ -34,9 +34,7 @@ class LiveServer:
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self._running: asyncio.Server | None = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.port = unused_port()
 
     def open(self) -> None:
         async def start() -> asyncio.Server:

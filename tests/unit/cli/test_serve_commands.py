@@ -24,13 +24,13 @@ from pipeline.serving.serve.attempts import AttemptList, Begun
 from pipeline.serving.serve.run import ServeJob
 from pipeline.serving.serve.site import RemoteSite
 from pipeline.serving.serve.start import Served
+from tests.testbed.ports import unused_port
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.near_tunnel import NearTunnel, said
-from tests.unit.serve.test_preflight import free_port
 from tests.unit.support import AMD64, ROOT, Command, build_tiny
 
 pytestmark = pytest.mark.usefixtures("checkout")
-PORT = free_port()
+PORT = unused_port()
 
 
 class World:

@@ -5,6 +5,7 @@ import socket
 import pytest
 
 from pipeline.serving.serve.port_probe import port_problem
+from tests.testbed.ports import unused_port
 
 
 class _WithoutRights(socket.socket):
@@ -16,9 +17,7 @@ class _WithoutRights(socket.socket):
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return unused_port()
 
 
 def test_a_free_port_has_no_problem_and_a_taken_one_has(port: int) -> None:

@@ -30,6 +30,7 @@ from pipeline.serving.serve.preflight import (
 )
 from pipeline.serving.serve.site import HERE
 from pipeline.serving.serve.weights import HostProof, WeightsFolder
+from tests.testbed.ports import unused_port
 from tests.unit.hosts.machines import blackwell, changed, log_of, matrix, xml
 from tests.unit.serve.recipes import recipe, two_cards
 from tests.unit.support import ROOT
@@ -48,18 +49,12 @@ def machine(count: int = 2, used: list[int] | None = None, **fields: Any) -> Pre
 def plan(recipe: Recipe, **changes: Any) -> PlannedStart:
     values: dict[str, Any] = {
         "recipe": recipe,
-        "port": free_port(),
+        "port": unused_port(),
         "image_is_built": True,
         "weights": WeightsFolder(Path("/nowhere")),
         "cuda": "13.0",
     }
     return PlannedStart(**{**values, **changes})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def verdicts(name: str, plan: PlannedStart, machine: PreflightMachine = NO_MACHINE) -> list[str]:
@@ -68,7 +63,7 @@ def verdicts(name: str, plan: PlannedStart, machine: PreflightMachine = NO_MACHI
 
 def test_a_recipe_without_cards_asks_nothing_of_the_machine() -> None:
     tiny = recipe()
-    free = HERE.look(tiny, free_port())
+    free = HERE.look(tiny, unused_port())
     assert free.facts == unknown("the recipe does not depend on it")
     made = WeightsFolder(Path("/nowhere"), digest="sha256:" + "1" * 64)
     rows = run_checks(plan(tiny, weights=made), free, ())
@@ -82,7 +77,7 @@ def test_a_port_that_somebody_uses_is_found() -> None:
         other.listen()
         taken = HERE.look(recipe(), other.getsockname()[1])
         assert verdicts("port", plan(recipe()), taken) == ["failed"]
-    assert verdicts("port", plan(recipe()), HERE.look(recipe(), free_port())) == ["passed"]
+    assert verdicts("port", plan(recipe()), HERE.look(recipe(), unused_port())) == ["passed"]
     assert verdicts("port", plan(recipe()), NO_MACHINE) == ["unknown"]
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from pipeline.serving.recipe.launch import Launch
 from pipeline.serving.recipe.model import ContainerSpec, Expectations, LogLine
 from pipeline.serving.serve import start as start_module
 from pipeline.serving.serve.start import Start, make_room, start_engine
+from tests.testbed.ports import unused_port
 from tests.unit.docker_sdk import Asked, docker_on
 from tests.unit.serve.fake_engine import BUILT, RECORD, FakeEngine, answering, digest
 
@@ -145,18 +145,12 @@ def test_an_engine_that_never_answers_is_given_up_and_removed(tmp_path: Path) ->
 READY = b"srv  llama_server: model loaded\nmain: model loaded\n"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.parametrize(("kind", "word"), [("podman", "Podman keeps rules"), ("docker", "Docker")])
 def test_a_published_port_that_stays_silent_after_the_engine_is_ready_is_named(
     kind: EngineKind, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start_module, "_SILENT_S", 0.05)
-    engine, port = FakeEngine(log=[READY], kind=kind), free_port()
+    engine, port = FakeEngine(log=[READY], kind=kind), unused_port()
     with pytest.raises(StartFailed, match=rf"is ready, and port {port}, where it") as caught:
         attempt(engine, tmp_path, port, timeout_s=60)
     assert word in caught.value.hint
@@ -168,7 +162,7 @@ def test_an_engine_that_does_not_say_that_it_is_ready_is_waited_for(
 ) -> None:
     monkeypatch.setattr(start_module, "_SILENT_S", 0.05)
     with pytest.raises(StartFailed, match="did not answer within"):
-        attempt(FakeEngine(log=[b"hello\n"]), tmp_path, free_port(), timeout_s=0.3)
+        attempt(FakeEngine(log=[b"hello\n"]), tmp_path, unused_port(), timeout_s=0.3)
 
 
 def test_an_engine_that_is_ready_and_says_503_is_waited_for(

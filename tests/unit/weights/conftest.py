@@ -74,14 +74,16 @@ class Bed:
         place: LockedFolder | None = None,
         *,
         pins: list[FilePin] | None = None,
-        stall_s: float = 0.4,
+        stall_s: float = 20.0,
         token: str | None = TOKEN,
         endpoint: str = "",
         neighbours: tuple[str, ...] = (),
         offline: bool = False,
         **options: Any,
     ) -> list[str]:
-        """Fetch as the command does, only more impatiently; returns what was brought."""
+        """Fetch as the command does, with shorter waits between attempts; returns what was brought.
+
+        A busy machine may be silent for a second: who plants a stall says how long it lasts."""
         place = place or self.place()
         client = NetClient(self.settings)
         routes = find_routes(

@@ -44,7 +44,7 @@ def test_two_neighbours_are_both_used_and_the_hub_is_not(bed: Bed) -> None:
     bed.lock()
     bed.hub.asked.clear()
     with neighbours(bed, 2) as (one, other):
-        bed.fetch(neighbours=(one.url, other.url), stall_s=20.0)
+        bed.fetch(neighbours=(one.url, other.url))
         assert one.sent_bytes() + other.sent_bytes() == sum(map(len, bed.files.values()))
         for each in (one, other):
             assert each.sent_bytes(BIG) > RANGE_BYTES
@@ -57,7 +57,7 @@ def test_a_folder_and_a_neighbour_are_both_used(bed: Bed, tmp_path: Path) -> Non
     bed.fetch(new_place(tmp_path / "source", bed.lock(), hub_cache=False))
     sent = bed.hub.sent_bytes()
     with neighbours(bed, 1) as (one,):
-        bed.fetch(neighbours=(str(tmp_path / "source"), one.url), stall_s=20.0)
+        bed.fetch(neighbours=(str(tmp_path / "source"), one.url))
         assert 0 < one.sent_bytes() < 4 * FILE_BYTES
     assert bed.hub.sent_bytes() == sent
     bed.require_right()

@@ -102,14 +102,16 @@ class Host:
     client: NetClient
     share: Served
 
-    def fetch(self, endpoint: str, *, jobs: int = 4, offline: bool = False) -> None:
+    def fetch(
+        self, endpoint: str, *, jobs: int = 4, offline: bool = False, stall_s: float = 20.0
+    ) -> None:
         routes = find_routes(
             self.client,
             self.place.lock,
             endpoint=endpoint,
             token=None,
             offline=offline,
-            stall_s=0.4,
+            stall_s=stall_s,
             with_xet=False,
         )
         options = Options(jobs=jobs, first_wait_s=0.01)
@@ -301,7 +303,7 @@ def test_a_peer_that_sends_nothing_is_left(rack: Rack) -> None:
     origin = rack.origin()
     rack.fetch(origin.url, slow)
     try:
-        rack.fetch(origin.url, host)
+        rack.fetch(origin.url, host, stall_s=0.4)
     finally:
         gone.set()
     rack.require_right()

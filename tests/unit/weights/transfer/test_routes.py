@@ -249,7 +249,7 @@ class Store:
         return Stream(pieces, self._stalls)
 
 
-def both(bed: Bed, client: NetClient, store: Any, stall_s: float = 0.2) -> tuple[Route, Route]:
+def both(bed: Bed, client: NetClient, store: Any, stall_s: float = 20.0) -> tuple[Route, Route]:
     there = HubRepository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
     http = HttpRoute(client, there, "plain HTTP", stall_s)
     return http, XetRoute(client, there, stall_s, (store, lambda *name_and_size: name_and_size))
@@ -268,7 +268,7 @@ def test_where_plain_http_stalls_xet_takes_over_and_stays(bed: Bed) -> None:
         bed.hub.fail(BIG, fault.stall(at + 100), times=ALWAYS)
     client, store = NetClient(bed.settings), Store(bed)
     start = time.monotonic()
-    pull(bed, client, both(bed, client, store))
+    pull(bed, client, both(bed, client, store, stall_s=0.2))
     assert store.asked
     # two connections stall a few times at most; after that nobody waits for plain HTTP again
     assert time.monotonic() - start < 10
@@ -285,7 +285,7 @@ def test_where_plain_http_only_fails_xet_takes_over(bed: Bed) -> None:
 def test_where_xet_stalls_plain_http_takes_over(bed: Bed) -> None:
     bed.hub.xet = True
     client, store = NetClient(bed.settings), Store(bed, stalls=True)
-    http, xet = both(bed, client, store)
+    http, xet = both(bed, client, store, stall_s=0.2)
     pull(bed, client, (xet, http))
     assert store.asked
     assert bed.hub.sent_bytes(BIG) > 0
