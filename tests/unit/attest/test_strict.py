@@ -93,7 +93,7 @@ def test_hostile_text_takes_linear_time(unit: bytes) -> None:
     start = time.monotonic()
     with pytest.raises(RecordInvalid):
         read_signed_json(b'"' + unit * 500_000, "it")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize(

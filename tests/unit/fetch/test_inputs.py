@@ -576,7 +576,7 @@ def test_a_server_that_says_nothing_does_not_hold_up_the_end_for_long(
     fetcher = fetcher_of(store, from_index(server), silence_s=30)
     with closing(fetcher.fetch_all(pins, Count())) as arrivals:
         next(arrivals)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 20
     assert fetch_threads() == []
 
 

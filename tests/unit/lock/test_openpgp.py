@@ -116,4 +116,4 @@ def test_a_large_file_that_is_no_key_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(SignatureInvalid):
         keys_in(tmp_path, b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n" * 20_000)
     assert sha1_bound(b"\x9a" + (70_000).to_bytes(4) + b"\x04" + bytes(69_999)) == frozenset()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20

@@ -505,7 +505,7 @@ def test_a_client_that_dribbles_its_request_is_cut_off(
                 continue
             break
     assert answer.startswith(b"HTTP/1.1 408 ")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
 
 
 def test_a_client_that_does_not_read_is_cut_off(
@@ -702,7 +702,12 @@ def test_a_file_that_cannot_be_read_while_it_is_judged_is_judged_again(
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", out_of(number))
         with running(place.root) as hub:
-            got = hub.file("model.safetensors")
+            # on a busy machine it may not have been read at all yet
+            while (
+                "still being checked"
+                in (got := hub.file("model.safetensors")).headers["X-Error-Message"]
+            ):
+                assert got.status == 503
             assert (got.status, got.headers["Retry-After"]) == (503, "10")
             assert os.strerror(number) in got.headers["X-Error-Message"]
             assert hub.ask("/healthz").json["wrong"] == 0

@@ -441,7 +441,7 @@ def test_a_source_that_always_answers_wrong_is_given_up_after_three_requests_in_
     with pytest.raises(HubBroken, match="a: sent another range"):
         _ask_all(Router([hub]), 8)
     assert hub.asked == WRONG_ANSWERS
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
 
 
 @pytest.mark.parametrize("asked_s", [1e9, 601.0])
@@ -451,7 +451,7 @@ def test_a_source_that_asks_for_days_is_not_waited_for(asked_s: float) -> None:
     with pytest.raises(SourceUnreachable, match="busy"):
         _ask_all(router, 1, AttemptFailed("a: busy", wait_s=asked_s))
     assert wait_left_s(router, hub) <= 0
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
 
 
 def test_a_source_that_asks_for_a_moment_is_left_alone_for_it() -> None:
