@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -12,7 +11,8 @@ from pathlib import Path
 from pipeline.artifacts.oci.document import TITLE
 from pipeline.artifacts.store.store import Store
 from pipeline.core.errors import SpecInvalid, UnknownImage, UnknownSource
-from pipeline.core.model import canonical_json, sha256_of
+from pipeline.core.model import ForeignModel, Name, canonical_json, sha256_of
+from pipeline.core.yaml_file import read_yaml
 from pipeline.images.assemble.venv import Venv
 from pipeline.images.lock.model import (
     BasePin,
@@ -61,6 +61,12 @@ MODULE_FORMAT = 2
 # Where its Python finds what was compiled of its files, and the program that compiles them.
 PYCACHE = "opt/warm/python"
 BYTECODE = _IMAGES / "warm/python/bytecode.py"
+
+
+class _SharedCases(ForeignModel):
+    """What a plan needs of an engine.yaml; gates read all of it."""
+
+    shared: Name | None = None
 
 
 class LayerKind(Enum):
@@ -359,10 +365,9 @@ def _plan_on(
                 f"{spec.name}: warm: {owner} has no cases of a shared-memory gate",
                 "Kernels are compiled for the calls that gates/smem-*.yaml of its base describe.",
             )
-        engine = setup.read_text(encoding="utf-8")
         # engine.yaml may name a folder of cases that several images share
-        found = re.search(r"^shared: *([a-z0-9.+-]+)", engine, re.MULTILINE)
-        folders = [f"common/gates/{found[1]}"] if found else []
+        shared = read_yaml(setup, _SharedCases).shared
+        folders = [f"common/gates/{shared}"] if shared else []
         paths = [
             path
             for name in (*folders, f"{owner}/gates")

@@ -353,10 +353,16 @@ class ImageSpec(Frozen):
         # /etc/passwd is written once, with the root's first layer
         if self.base is not None and self.accounts:
             raise ValueError("`accounts` belong to the root image that has `debian`")
-        # its cases, its card and its flags are those of the image below
         if self.warm is not None and (self.parent is None or self.python is not None):
             raise ValueError(
                 "`warm` belongs to an image that adds no wheels to one of this checkout"
+            )
+        # its cases, card, code and variables are those of the image below: another variable or
+        # card, and nothing in the layer would be found
+        others = [name for name in ("env", "cuda", "patches", "compiled") if getattr(self, name)]
+        if self.warm is not None and others:
+            raise ValueError(
+                f"`{others[0]}` belongs to the image below: kernels are compiled as that one is"
             )
         if self.slim is not None and self.warm is None:
             raise ValueError("`slim` belongs to an image with `warm`: without it, all is compiled")

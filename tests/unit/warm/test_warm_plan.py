@@ -98,6 +98,20 @@ def changed_recipes(checkout: Checkout) -> None:
     with_spec(checkout, {**SPEC, "warm": {"recipes": {"kimi": ["decode-*"]}}})
 
 
+@pytest.mark.parametrize("line", ['shared: "sglang"', "'shared': sglang", "shared :  sglang"])
+def test_shared_cases_count_however_their_folder_is_written(line: str, checkout: Checkout) -> None:
+    setup = checkout.folder("sglang-k2") / "gates/engine.yaml"
+    assert "shared: sglang\n" in setup.read_text()
+    setup.write_text(setup.read_text().replace("shared: sglang", line))
+    before = plan_of(checkout).warm
+    changed_case(checkout)
+    after = plan_of(checkout).warm
+    assert before
+    assert after
+    assert "sglang/smem-cache.yaml" in dict(before.cases)
+    assert before.key != after.key
+
+
 @pytest.mark.parametrize(
     ("change", "input_name"),
     [
@@ -144,6 +158,9 @@ def test_another_program_of_ours_makes_a_layer_stale_and_no_other_image(
         {"warm": {"recipes": {"kimi": []}}},
         {"warm": {"recipes": {"kimi": ["a b"]}}},
         {"warm": {"flashinfer": True}},
+        {"env": {"FLASHINFER_CUDA_ARCH_LIST": "12.1a"}},
+        {"cuda": {"from": ["nvidia/cu"], "architectures": ["sm_121a"]}},
+        {"patches": "patches/series.yaml"},
     ],
 )
 def test_what_cannot_be_warmed_is_refused(change: dict[str, Any]) -> None:
