@@ -97,15 +97,24 @@ def code_digest() -> str:
 def find_built(store: Store, plan: ImagePlan) -> Built | None:
     """The image as built before, if its inputs are the same and every blob is still there."""
     record = store.image_record(plan.spec.name, plan.platform)
-    if record is None or (record.key, record.code) != (plan.key, code_digest()):
+    if record is None or not _is_todays(store, plan, record):
         return None
     return Built(plan, record, cached=True) if store.has_image(record) else None
+
+
+def _is_todays(store: Store, plan: ImagePlan, record: ImageRecord) -> bool:
+    """Whether today's inputs and builder made it, with the warm layers that the store has now."""
+    # what compiles kernels is no input of an image: its layer may be new where the plan is not
+    warm = [store.layer(each.warm.key) for each in plan.chain() if each.warm]
+    held = {titled.record.digest for titled in record.layers}
+    is_current = all(layer is None or layer.digest in held for layer in warm)
+    return is_current and (record.key, record.code) == (plan.key, code_digest())
 
 
 def staleness(checkout: Checkout, store: Store, plan: ImagePlan) -> str:
     """Why an image that the store holds is not the one of today's checkout; empty where it is."""
     record = store.image_record(plan.spec.name, plan.platform)
-    if record is None or (record.key, record.code) == (plan.key, code_digest()):
+    if record is None or _is_todays(store, plan, record):
         return ""
     if record.key == plan.key:
         return "another version of this tool built it"

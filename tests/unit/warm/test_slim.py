@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,8 @@ from pipeline.evidence.verify.artifact import open_image
 from pipeline.evidence.verify.evidence import read_item
 from pipeline.evidence.verify.verdict import Node, Verdict
 from pipeline.evidence.verify.walk import walk_evidence
-from pipeline.images.assemble.image import Built
+from pipeline.images.assemble import plan as plans
+from pipeline.images.assemble.image import Built, find_built, staleness
 from pipeline.images.assemble.plan import plan_image
 from pipeline.images.gate.runs import RunTest
 from pipeline.images.spec.checkout import Checkout
@@ -421,6 +423,27 @@ def test_the_report_of_a_shipped_image_refuses_it_in_truth(tmp_path: Path) -> No
     assert "kimi-k26-vllm-8x" in text
     with pytest.raises(SpecInvalid, match="has no recipe 'gpt-oss'"):
         plan_build(workspace, BuildRequest(names=("vllm-warm",), slim=True, recipes=("gpt-oss",)))
+
+
+def test_an_image_gets_the_layer_that_another_version_of_our_programs_made(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(plans.WARM_WORKER, changed := tmp_path / "changed")
+    (changed / "warming.py").write_text("# another\n")
+    monkeypatch.setattr(plans, "WARM_WORKER", changed)
+    plan = plan_image(world.checkout, "warm", AMD64)
+    assert plan.warm
+    # until it is there, the image is the one that it was
+    assert find_built(world.store, plan)
+    assert not staleness(world.checkout, world.store, plan)
+    new = write_warm(world.store, plan.warm, {INDEX: b'{"entries": {}}'})
+    assert find_built(world.store, plan) is None
+    assert staleness(world.checkout, world.store, plan) == "another version of this tool built it"
+    (built,) = world.build("warm")
+    assert not built.cached
+    assert built.digest != world.full.digest
+    assert new.digest in {titled.record.digest for titled in built.layers}
+    assert world.build("warm")[0].cached
 
 
 def test_a_stale_layer_is_as_none(world: World) -> None:
