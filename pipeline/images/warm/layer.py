@@ -120,7 +120,13 @@ def pack_entries(
     about: dict[str, dict[str, Any]] = {}
     missing: list[LackingKernel] = []
     for case, answer in answered:
-        reached = {record.kernel: record.error or "" for record in answer.records}
+        # an autotuner passes over what does not compile: one configuration of a group is enough
+        tuned = {record.group for record in answer.records if record.group and not record.error}
+        reached = dict.fromkeys((record.kernel for record in answer.records), "")
+        for record in answer.records:
+            if record.error and record.group not in tuned:
+                reached[record.kernel] = reached[record.kernel] or record.error
+        failed = {kernel for kernel, why in reached.items() if why}
         unpacked, damaged = dict[str, dict[str, bytes]](), set[str]()
         for entry in answer.entries:
             try:
@@ -163,7 +169,7 @@ def pack_entries(
             }
         # those that the case must reach, and what else its call failed with
         for kernel in sorted({*case.kernels} | {k for k, why in reached.items() if why}):
-            if kernel not in with_entry or kernel in damaged:
+            if kernel not in with_entry or kernel in damaged | failed:
                 why = reached.get(kernel) or answer.message or "the case does not reach it"
                 missing.append(LackingKernel(case=case.name, kernel=kernel, reason=why[:400]))
     by_case = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -50,6 +51,8 @@ _GATE, STUBS = f"{PROGRAMS}/gate", f"{PROGRAMS}/stubs"
 COMPILES_PYTHON = f"{PROGRAMS}/{BYTECODE.name}"
 # The gate leaves headers out; Triton compiles a launcher for each kernel with these.
 _HEADERS = "triton/backends/nvidia/include/"
+# What Triton reports of a compiler that a signal ended, and of a machine without memory or disk.
+_KILLED = re.compile(r"error code -\d|died with <Signals|Killed signal|^(MemoryError|OSError)")
 
 
 class WarmEntry(Frozen):
@@ -65,6 +68,12 @@ class WarmAnswer(WorkerAnswer):
     """What a worker reports of a case, with the entries that its call reached."""
 
     entries: list[WarmEntry] = []
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether another try may fare better: a compiler was killed, or no kernel is to blame."""
+        errors = [record.error for record in self.records if record.error]
+        return any(map(_KILLED.search, errors)) or (self.ended == "raised" and not errors)
 
 
 class RootedSandbox(Sandbox):
@@ -121,6 +130,11 @@ class WarmTarget(GateTarget):
     def site(self) -> str:
         return f"/{self.plan.base.venv.site}"
 
+    def keep(self, case: KernelCase, answer: WorkerAnswer) -> None:
+        """Keeps an answer that another try would give, too."""
+        if not isinstance(answer, WarmAnswer) or not answer.may_pass:
+            super().keep(case, answer)
+
     def job(self, cases: Sequence[KernelCase]) -> dict[str, Any]:
         return {**super().job(cases), "engine": self.site, "gate_worker": _GATE, "cache": None}
 
@@ -167,7 +181,7 @@ def rooted_sandbox(context: GateContext, plan: WarmPlan) -> Sandbox:
         raise GateEnvironment(
             f"{plan.image}: is for {plan.base.platform}, this machine is {context.host}: Triton for"
             " another processor writes entries that the image's own would not find",
-            "Make it on a machine of that platform; --layers-from takes it from there.",
+            f"Build it on a machine for {plan.base.platform}, or submit it from one to Slurm.",
         )
     return sandbox
 
@@ -189,7 +203,7 @@ def open_warm(gate: ImageGate, plan: WarmPlan) -> Iterator[WarmTarget]:
         below = {name: root / name.strip("/") for name in (site, STUBS, _GATE, PROGRAMS)}
         linked = {base: root, environment.folder / "site": below[site], tree.folder: below[site]}
         # ptxas writes the time of each source that it finds into the code: they have the image's
-        timed = (f"{environment.folder}/site/triton/", f"{tree.folder}/")
+        timed = (f"{environment.folder}/site/", f"{tree.folder}/")
 
         def give(source: str, to: str) -> None:
             if source.endswith(".py") and source.startswith(timed):

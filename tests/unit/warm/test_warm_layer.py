@@ -155,6 +155,52 @@ def test_what_was_left_out_is_listed_with_its_reason(target: WarmTarget) -> None
     assert not [path for path in files if OTHER in path]
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("entries", [1, 0])
+def test_a_variant_that_does_not_compile_is_listed_beside_one_that_does(
+    order: int, entries: int, target: WarmTarget
+) -> None:
+    good = Record(kernel="_fwd", module="engine.ops", shared_bytes=1)
+    failed = good.model_copy(update={"shared_bytes": None, "error": "PTXASError: no"})
+    made = [entry(kernel())][:entries]
+    index, _ = pack_entries(target, [answer("two", *made, records=[good, failed][::order])], {})
+    assert [lack.reason for lack in index.missing] == ["PTXASError: no"]
+    assert [*index.entries] == [KEY][:entries]
+
+
+def test_what_a_tuner_passes_over_is_not_missing(target: WarmTarget) -> None:
+    good = Record(kernel="_fwd", module="engine.ops", shared_bytes=1, group="g")
+    failed = good.model_copy(update={"shared_bytes": None, "error": "PTXASError: no"})
+    tried = answer("tuned", entry(kernel()), records=[failed, good])
+    assert not pack_entries(target, [tried], {})[0].missing
+    # of another choice that the same call makes, nothing compiles
+    other = failed.model_copy(update={"group": "h"})
+    tried = answer("tuned", entry(kernel()), records=[failed, good, other])
+    assert len(pack_entries(target, [tried], {})[0].missing) == 1
+
+
+@pytest.mark.parametrize(
+    ("ended", "error", "may_pass"),
+    [
+        ("raised", "PTXASError: `ptxas` failed with error code -9", True),
+        ("called", "CalledProcessError: Command '['gcc']' died with <Signals.SIGKILL: 9>.", True),
+        ("raised", "OSError: [Errno 28] No space left on device", True),
+        ("raised", "MemoryError: ", True),
+        ("raised", None, True),
+        ("raised", "PTXASError: `ptxas` failed with error code 255", False),
+        ("raised", "CompilationError: at 3:1: OSError is no name", False),
+        ("called", None, False),
+    ],
+)
+def test_an_answer_is_kept_only_if_another_try_gives_it_too(
+    ended: Any, error: str | None, may_pass: bool, target: WarmTarget
+) -> None:
+    case, _ = answer("a")
+    records = [Record(kernel="_fwd", module="engine.ops", error=error)] if error else []
+    target.keep(case, WarmAnswer(case="a", ended=ended, records=records))
+    assert target.answer_path(case).exists() != may_pass
+
+
 def test_what_a_tuner_tries_and_drops_by_its_size_is_there_so_that_nothing_compiles_it(
     target: WarmTarget,
 ) -> None:
