@@ -119,6 +119,11 @@ class ModuleTarget(WorkerTarget[ModuleCase, ModuleAnswer]):
     def answer_type(self) -> type[ModuleAnswer]:
         return ModuleAnswer
 
+    @property
+    def most_bytes(self) -> int:
+        """A library has up to 100 MB before it is deflated."""
+        return 1 << 30
+
     def keep(self, case: ModuleCase, answer: ModuleAnswer) -> None:
         """Keeps a library; a compiler may fail for want of memory, and fare better next time."""
         if answer.ended == "compiled":
@@ -195,9 +200,10 @@ def pack_modules(
             make=spec.make, sha256=answer.sha256, size_bytes=len(data), recipes=spec.recipes
         )
     files[f"{plan.base.venv.site}/{MODULE_READER.name}"] = MODULE_READER.read_bytes()
-    version = next(pin.version for pin in plan.base.lock.wheels if pin.name == _WHEELS[0])
+    wheel = plan.base.find_wheel(_WHEELS[0])
+    assert wheel is not None, "a module was compiled by it"
     modules = WarmModules(
-        flashinfer=version,
+        flashinfer=wheel.version,
         architectures=plan.base.variables.get(ARCH_LIST, ""),
         site=f"/{plan.base.venv.site}",
         entries={name: entries[name] for name in sorted(entries)},

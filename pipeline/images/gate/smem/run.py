@@ -34,9 +34,6 @@ from pipeline.images.gate.smem.results import CaseReply, CaseResult, WorkerAnswe
 START_S = 180.0
 # How often a worker's answers are read again; cases take seconds.
 _LOOK_EVERY_S = 0.05
-# The longest real answers, with thousands of kernels, are a few megabytes.
-_MOST_BYTES = 128 << 20
-_MOST_LINE_BYTES = 16 << 20
 # A worker takes a few seconds to import torch; more cases to one make the last one's wait longer.
 CASES_A_WORKER = 24
 # A name like `forward` is in many modules; more places than these do not help.
@@ -107,6 +104,12 @@ class WorkerTarget(AnswerTarget[Case, Answer]):
     def program(self) -> Path:
         """The worker's own folder."""
         raise NotImplementedError
+
+    @property
+    def most_bytes(self) -> int:
+        """What a worker may write at most; one answer, an eighth of it."""
+        # the longest real answers, with thousands of kernels, are a few megabytes
+        return 128 << 20
 
     @property
     def readable(self) -> list[Path]:
@@ -329,9 +332,9 @@ def _one_process(
     # opened once: the worker may put another file in its place
     with answers_file.open("rb") as reader:
         with proc.running(command, env=variables, output=output, cwd=work) as process:
-            ended = _watch(process, reader, cases, stop, gauge)
+            ended = _watch(process, reader, cases, stop, gauge, target.most_bytes)
         # one line when a case begins, one when it ends
-        lines = _lines(reader, 2 * len(cases))
+        lines = _lines(reader, 2 * len(cases), target.most_bytes)
     began = sum("begins" in line for line in lines)
     answers: list[Answer] = []
     # in the order of the cases, as far as they are answers to them
@@ -366,14 +369,17 @@ def _watch(
     cases: Sequence[Question],
     stop: threading.Event,
     gauge: log.Gauge,
+    most_bytes: int,
 ) -> Literal["died", "timed out"]:
     """Waits for the worker to end, or for a case to take longer than it may."""
-    seen, deadline = -1, time.monotonic() + START_S
+    seen, lines, size, deadline = -1, 0, 0, time.monotonic() + START_S
     while process.poll() is None:
-        output = _read_all(reader)
-        if len(output) >= _MOST_BYTES:
-            return "died"
-        lines = output.count(b"\n")
+        if (now := os.fstat(reader.fileno()).st_size) != size:
+            size = now
+            if size >= most_bytes:
+                return "died"
+            reader.seek(0)
+            lines = reader.read(most_bytes).count(b"\n")
         if lines != seen:
             seen = lines
             current = min(lines // 2, len(cases) - 1)
@@ -388,19 +394,15 @@ def _watch(
     return "died"
 
 
-def _read_all(reader: BinaryIO) -> bytes:
-    reader.seek(0)
-    return reader.read(_MOST_BYTES)
-
-
-def _lines(reader: BinaryIO, most: int) -> list[dict[str, Any]]:
+def _lines(reader: BinaryIO, most: int, most_bytes: int) -> list[dict[str, Any]]:
     """Reads the first lines that are JSON objects; endless output of a worker fills no memory."""
     lines: list[dict[str, Any]] = []
-    for line in io.BytesIO(_read_all(reader)):
+    reader.seek(0)
+    for line in io.BytesIO(reader.read(most_bytes)):
         if len(lines) == most:
             break
         try:
-            is_whole = line.endswith(b"\n") and len(line) <= _MOST_LINE_BYTES
+            is_whole = line.endswith(b"\n") and len(line) <= most_bytes // 8
             value = json.loads(line.decode(errors="replace")) if is_whole else None
         except (ValueError, RecursionError):
             value = None

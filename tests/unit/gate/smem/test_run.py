@@ -213,7 +213,7 @@ def test_what_is_no_answer_to_the_question_makes_the_case_unknown(
 def test_a_worker_that_never_stops_talking_is_stopped(
     target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(run, "_MOST_BYTES", 1 << 16)
+    monkeypatch.setattr(run.WorkerTarget, "most_bytes", 1 << 16)
     talks = "begin(job['cases'][0])\nwhile True: out.write('{}\\n' * 1000); time.sleep(0.01)\n"
     worker(monkeypatch, tmp_path, HEAD + talks)
     assert verdicts(target, cases("a")) == {"a": "unknown"}
@@ -361,7 +361,7 @@ def test_what_engine_code_says_does_not_steer_a_terminal(
 def test_a_worker_that_talks_without_end_fills_no_memory(
     target: run.GateTarget, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
 ) -> None:
-    monkeypatch.setattr(run, "_MOST_BYTES", 4 << 20)
+    monkeypatch.setattr(run.WorkerTarget, "most_bytes", 4 << 20)
     worker(monkeypatch, tmp_path, f"{HEAD}\nout.write(({line}) * 999999)\nout.flush()\n")
     tracemalloc.start()
     (answer,) = run.ask_workers(target, cases("a"))
