@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.images.assemble.plan import MODULE_READER
 
+LISTS = '{"modules": {"flashinfer": "0", "architectures": "", "site": "", "entries": []}}'
 FILES = {"page": b"library of page", "norm": b"library of norm"}
 
 
@@ -105,6 +106,18 @@ def test_a_damaged_module_is_not_offered_and_is_said(
     assert not Path(reader().get_jit_cache_dir()).exists()
 
 
+def test_a_module_that_is_not_listed_keeps_an_older_flashinfer_from_all(
+    reader: Callable[[], Any], warm: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (warm / "flashinfer/rope").mkdir()
+    (warm / "flashinfer/rope/rope.so").write_bytes(b"from a volume")
+    offered = reader()
+    assert not Path(offered.get_jit_cache_dir()).exists()
+    assert "flashinfer/rope is not in the index" in capsys.readouterr().err
+    # a newer one is told names
+    assert offered.get_jit_cache_providers()[0].modules == ["norm", "page"]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -140,7 +153,9 @@ def test_another_list_of_architectures_gets_no_module(
     assert provider.modules == []
 
 
-@pytest.mark.parametrize("text", [None, "{", "[]", "{}", '{"modules": null}', '{"modules": {}}'])
+@pytest.mark.parametrize(
+    "text", [None, "{", "[]", "{}", '{"modules": null}', '{"modules": {}}', LISTS]
+)
 def test_an_image_without_a_readable_index_offers_nothing(
     text: str | None,
     reader: Callable[[], Any],

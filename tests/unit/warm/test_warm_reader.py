@@ -171,6 +171,44 @@ def test_entries_of_another_triton_or_place_are_not_used_and_it_is_said(
     assert value in error
 
 
+@pytest.mark.parametrize(
+    ("whole", "cut"),
+    [('"files"', '"filet"'), ('{"files": ', '["files", '), ('{"_fwd.cubin": ', '{"_fwd.cubin",')],
+)
+def test_a_flipped_byte_in_the_index_is_said_and_nothing_of_it_used(
+    whole: str, cut: str, warm: Path, cache: Callable[[str], Any], capfd: Any
+) -> None:
+    path = warm / "index.json"
+    path.write_text(path.read_text().replace(whole, cut, 1))
+    assert cache(LAUNCHER).get_file("__triton_launcher.so") is None
+    assert "no warm kernels" in capfd.readouterr().err
+
+
+def test_a_hit_writes_nothing_so_that_a_read_only_system_will_do(
+    warm: Path, cache: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    # below a file, where nobody can make a folder, not even root
+    closed = warm / "index.json" / "cache"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(closed))
+    monkeypatch.setenv("SM120_WARM_LOG", str(closed / "log"))
+    assert cache(KEY).get_group("_fwd.json")
+    assert "is not noted" in capfd.readouterr().err
+    with pytest.raises(OSError, match="Not a directory"):
+        cache("M" * 52).get_group("_fwd.json")
+
+
+def test_only_what_is_not_there_makes_a_folder_on_disk(
+    warm: Path, cache: Callable[[str], Any]
+) -> None:
+    found = cache(KEY)
+    found.get_group("_fwd.json")
+    assert not (warm.parent / "cache").exists()
+    with pytest.raises(AttributeError):
+        found.nothing_of_triton  # noqa: B018
+    assert found.get_file("other.so") is None
+    assert found.folder == str(warm.parent / "cache" / KEY)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"triton": "3.5.1"}'])
 def test_a_damaged_index_is_said_and_nothing_of_it_used(
     text: str, warm: Path, cache: Callable[[str], Any], capfd: Any

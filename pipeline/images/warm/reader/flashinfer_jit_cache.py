@@ -40,7 +40,7 @@ def read_modules() -> tuple[frozenset[str], frozenset[str]]:
         index = json.loads((FOLDER / "index.json").read_text(encoding="utf-8"))["modules"]
         made_for = {name: index[name] for name in here}
         entries = {name: entry["sha256"] for name, entry in index["entries"].items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         print(f"sm120: no warm modules: {FOLDER}/index.json: {error}", file=sys.stderr)
         return frozenset(), frozenset()
     if made_for != here:
@@ -63,7 +63,11 @@ def read_modules() -> tuple[frozenset[str], frozenset[str]]:
 def get_jit_cache_dir() -> str:
     """The folder of modules, as FlashInfer 0.6 asks; it takes whatever lies there, or nothing."""
     good, refused = read_modules()
-    return str(FOLDER / ("flashinfer" if good and not refused else "no-modules"))
+    folder = FOLDER / "flashinfer"
+    unlisted = sorted({path.name for path in folder.iterdir()} - good) if good else []
+    if unlisted and not refused:
+        print(f"sm120: {folder / unlisted[0]} is not in the index: none is used", file=sys.stderr)
+    return str(folder if good and not refused and not unlisted else FOLDER / "no-modules")
 
 
 def get_jit_cache_providers() -> list[Any]:

@@ -48,14 +48,14 @@ know_callees_first(jit.DependenciesFinder)
 
 
 @functools.cache
-def read_index() -> dict[str, Any]:
-    """The entries by key; none, and a line that says why, where they are not for this Triton."""
+def read_index() -> dict[str, dict[str, str]]:
+    """The digests of each entry's files, by its key; none where they are not for this Triton."""
     here = {"triton": triton.__version__, "site": str(Path(triton.__file__).parents[1])}
     try:
         index = json.loads((FOLDER / "index.json").read_text(encoding="utf-8"))
         made_for = {name: index[name] for name in here}
-        entries = dict(index["entries"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        entries = {key: dict(entry["files"]) for key, entry in index["entries"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         print(f"sm120: no warm kernels: {FOLDER}/index.json: {error}", file=sys.stderr)
         return {}
     if made_for != here:
@@ -68,10 +68,10 @@ class WarmCache(FileCacheManager):  # type: ignore[misc]
     """Triton's own cache on disk, with the image's entries before it."""
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
-        super().__init__(key, override, dump)
         self._key, self._paths = key, dict[str, str]()
-        entry = None if override or dump else read_index().get(key)
-        for name, digest in entry["files"].items() if entry else ():
+        self._asked, self._is_open = (key, override, dump), False
+        files = {} if override or dump else read_index().get(key, {})
+        for name, digest in files.items():
             path = FOLDER / "triton" / key / name
             try:
                 found = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -84,6 +84,14 @@ class WarmCache(FileCacheManager):  # type: ignore[misc]
                 print(f"sm120: {path} is {found}, not {digest}: not used", file=sys.stderr)
                 return
             self._paths[name] = str(path)
+
+    def __getattr__(self, name: str) -> Any:
+        """Opens Triton's own cache when something of it is asked for: a hit makes no folder."""
+        if name.startswith("_") or self._is_open:
+            raise AttributeError(name)
+        self._is_open = True
+        super().__init__(*self._asked)
+        return getattr(self, name)
 
     def get_group(self, filename: str) -> Any:
         """The paths of an entry's files; Triton asks for it by its description."""
@@ -111,6 +119,11 @@ class WarmCache(FileCacheManager):  # type: ignore[misc]
 
     def _note(self, what: str, filename: str) -> None:
         if path := os.environ.get("SM120_WARM_LOG"):
-            # one write for each line: several processes append to it
-            with Path(path).open("a", encoding="utf-8") as log:
-                log.write(f"{what} {self._key} {filename}\n")
+            try:
+                # one write for each line: several processes append to it
+                with Path(path).open("a", encoding="utf-8") as log:
+                    log.write(f"{what} {self._key} {filename}\n")
+            except OSError as error:
+                print(
+                    f"sm120: {what} {self._key} {filename} is not noted: {error}", file=sys.stderr
+                )
