@@ -140,9 +140,12 @@ def make_warm(context: GateContext, plans: Sequence[WarmPlan]) -> None:
         known = golden.get(f"{plan.image}.{plan.base.architecture}")
         before = known.inputs.get("warm") if known else None
         old = before if isinstance(before, dict) else plan.inputs
-        moved = [name for name, value in plan.inputs.items() if old.get(name) != value]
+        moved = [n for n in {**plan.inputs, **old} if old.get(n) != plan.inputs.get(n)]
         if moved:
             log.say(f"{plan.title}: stale, as {', '.join(moved)} changed; compiled again")
+        elif context.store.image_record(plan.image, plan.base.platform):
+            why = "this version of the tool compiles in another way, or the layer is gone"
+            log.say(f"{plan.title}: compiled again: {why}")
         with context.store.locked(f"warm-{plan.key.removeprefix('sha256:')}"):
             # another process may have made it meanwhile
             if not context.store.layer(plan.key):
@@ -170,14 +173,13 @@ def compile_entries(
             answers = kept_or_asked(target, cases)
         lost = [a for _, a, _ in answers if a.ended in ("died", "timed out", "not imported")]
         # a kernel that does not compile is known by its record, and listed as missing
-        raised = [a for _, a, _ in answers if a.ended == "raised"]
-        lost += [a for a in raised if not any(record.error for record in a.records)]
+        lost += [a for _, a, _ in answers if isinstance(a, WarmAnswer) and a.may_pass]
         if lost:
             # without them, the layer would differ on the next machine
             first = f"{lost[0].case} {lost[0].ended}: {lost[0].message}"
             hint = "Run it again: the other cases are kept, and only these are asked."
             if lost[0].ended == "raised":
-                hint = f"`sm120 gate run {plan.base.spec.name} --case {lost[0].case}` shows it."
+                hint += f" `sm120 gate run {plan.base.spec.name} --case {lost[0].case}` shows it."
             raise StepFailed(
                 f"{plan.title}: {log.count(len(lost), 'case')} without an answer; {first}", hint
             )
@@ -263,12 +265,15 @@ def report_warm(workspace: Workspace, request: WarmRequest) -> list[LibraryNeeds
         decorated = sum(len(_DECORATED.findall(text)) for text in texts) if record else None
     for name in request.recipes or (plan.spec.recipes if request.all_recipes else own):
         patterns = plan.spec.recipes.get(name, [])
+        recipe = recipes.read(name) if name in recipes.names() else None
         chosen = [c for c in cases if any(fnmatchcase(c.name, pattern) for pattern in patterns)]
         needed = {(case.name, kernel) for case in chosen for kernel in case.kernels}
         held = {
             (case, e.kernel) for e in (index.entries.values() if index else ()) for case in e.cases
         }
         reasons = {(lack.case, lack.kernel): lack.reason for lack in index.missing} if index else {}
+        # another of its variants may be there
+        held -= reasons.keys()
         lacking = sorted(needed - held)
         # a case is a call that somebody described, not an observed one
         counted = f"of the {log.count(len(chosen), 'case')} named for it; others are not known"
@@ -276,24 +281,41 @@ def report_warm(workspace: Workspace, request: WarmRequest) -> list[LibraryNeeds
         triton = LibraryNeeds(
             recipe=name,
             library="Triton",
-            state="missing" if lacking else "present",
+            state="missing" if lacking or not index else "present",
             needed=len(needed),
             present=len(needed & held),
             missing=[f"{c}: {k}: {reasons.get((c, k), 'not compiled')}" for c, k in lacking],
             reason=counted if index else cold,
         )
-        if not patterns:
+        strange = [p for p in patterns if not any(fnmatchcase(case.name, p) for case in cases)]
+        if not patterns or strange:
             why = "no case is named for it under `warm: recipes:`"
+            why = f"{strange[0]!r} under `warm: recipes:` fits no case" if strange else why
             triton = LibraryNeeds(recipe=name, library="Triton", state="unknown", reason=why)
-        rows += [triton, *(LibraryNeeds.of(plan, index, name, each) for each in _LIBRARIES)]
-        recipe = recipes.read(name) if name in recipes.names() else None
+        own_rows = [triton, *(LibraryNeeds.of(plan, index, name, each) for each in _LIBRARIES)]
+        # they are part of the keys by which entries and modules are found; the folder is not
+        compilers = ("TRITON_", "FLASHINFER_", "SM120_WARM")
+        differing = [
+            f"{key}={value}"
+            for key, value in (recipe.variables() if recipe else {}).items()
+            if key.startswith(compilers) and key != "TRITON_CACHE_DIR"
+            if plan.base.variables.get(key) != value
+        ]
+        for row in own_rows:
+            if differing and row.library in ("Triton", "FlashInfer") and row.state == "present":
+                why = f"the recipe sets {differing[0]}, and the layer was compiled without it"
+                row = row.model_copy(update={"state": "unknown", "reason": why})
+            rows.append(row)
         words = merged_flags(recipe).arguments() if recipe else []
         variables = plan.base.variables
         variables |= recipe.variables() if recipe else {}
         state, why = "unknown", "there is no recipe of this name"
-        if not engines or variables.get("TORCH_COMPILE_DISABLE") == "1":
+        if not plan.base.find_wheel("torch"):
+            state, why = "none needed", "its engine has no torch"
+        elif variables.get("TORCH_COMPILE_DISABLE") == "1":
             state, why = "none needed", "TORCH_COMPILE_DISABLE=1 turns it off"
-            why = why if engines else "its engine has no torch"
+        elif not engines:
+            why = "nobody looked at what this engine compiles with torch"
         elif recipe and engines[0].name == "vllm" and "--enforce-eager" not in words:
             # it writes kernels for the shapes of the model on the card
             state, why = "missing", "vLLM compiles the model as it starts: no --enforce-eager"

@@ -60,6 +60,11 @@ def image_warm_command(
     """
     request = warm.WarmRequest(**options)
     if report:
+        for name in ("arch", "output"):
+            if options[name]:
+                raise click.UsageError(f"--{name} is for compiling: a report compiles nothing")
+        if slurm:
+            raise click.UsageError("--on slurm is for compiling: a report compiles nothing")
         rows = warm.report_warm(workspace, request)
         if as_json:
             return say_json([row.model_dump(mode="json") for row in rows])

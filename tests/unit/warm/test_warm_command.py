@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +14,15 @@ import pytest
 from pipeline.app import warm
 from pipeline.app.build import BuildRequest, missing_warm, plan_build, plan_images
 from pipeline.app.gate import make_gate_context
-from pipeline.app.warm import WarmRequest, report_warm, warm_image
+from pipeline.app.warm import LibraryNeeds, WarmRequest, report_warm, warm_image
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.store.store import open_store
 from pipeline.core.errors import SpecInvalid, StepFailed, UnknownImage
 from pipeline.images.assemble.plan import WarmPlan, plan_image
+from pipeline.images.gate.smem.cases import read_gates
 from pipeline.images.gate.smem.engine import GateContext
 from pipeline.images.gate.smem.results import Record
-from pipeline.images.spec.image import Library
+from pipeline.images.spec.image import Library, WarmSpec
 from pipeline.images.warm.layer import (
     INDEX,
     IndexedEntry,
@@ -30,6 +32,8 @@ from pipeline.images.warm.layer import (
 )
 from pipeline.images.warm.modules import IndexedModule, WarmModules
 from pipeline.images.warm.target import WarmAnswer
+from pipeline.serving.recipe.find import Recipes
+from tests.unit.support import Command
 
 ROOT = Path(__file__).resolve().parents[3]
 THINKING = "kimi-k2-thinking-nvfp4-sglang-8x"
@@ -67,6 +71,7 @@ def test_a_recipe_that_it_does_not_name_is_an_error(workspace: Workspace) -> Non
         ("not imported", [], "Run it again"),
         ("raised", [], "sm120 gate run sglang-k2 --case extend"),
         ("raised", [Record(kernel="k", module="m", error="ptxas failed")], None),
+        ("called", [Record(kernel="k", module="m", error="error code -9")], "Run it again"),
         ("called", [], None),
     ],
 )
@@ -180,7 +185,9 @@ def test_the_report_counts_what_the_layer_has_and_says_why_not(workspace: Worksp
         files={"_fwd_kernel.cubin": "0" * 64},
         cases=["extend-mla-576-512"],
     )
+    # another of its variants is there
     lack = LackingKernel(case="extend-mla-192-128", kernel="_fwd_kernel", reason="ptxas died")
+    kept = kept.model_copy(update={"cases": [*kept.cases, lack.case]})
     index = WarmIndex(
         image="sglang-k2",
         card="sm_120",
@@ -198,11 +205,73 @@ def test_the_report_counts_what_the_layer_has_and_says_why_not(workspace: Worksp
     assert not any(line.startswith("extend-mla-576-512: ") for line in triton.missing)
 
 
+def report_of(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, patterns: list[str], **variables: str
+) -> dict[str, LibraryNeeds]:
+    """The rows of a recipe with these variables, where the layer has all that is asked."""
+    plan = plan_here(workspace)
+    plan = replace(
+        plan, spec=plan.spec.model_copy(update={"recipes": {THINKING: patterns}, "modules": []})
+    )
+    cases = read_gates(workspace.checkout(), "sglang-k2").cases()
+    entries = {
+        f"{i:052}": IndexedEntry(kernel=kernel, module="m", files={}, cases=[case.name])
+        for i, (case, kernel) in enumerate((c, k) for c in cases for k in c.kernels)
+    }
+    index = WarmIndex(
+        image="sglang-k2", card="sm_120", triton="3", site="/s", entries=entries, missing=[]
+    )
+    monkeypatch.setattr(warm, "_warm_plan", lambda *_: plan)
+    monkeypatch.setattr(warm, "read_warm", lambda *_: index)
+    true = Recipes.read
+
+    def read(recipes: Recipes, asked: str) -> Any:
+        return true(recipes, asked).model_copy(update={"environment": {"ours": variables}})
+
+    monkeypatch.setattr(Recipes, "read", read)
+    request = WarmRequest("sglang-k2-warm", recipes=(THINKING,))
+    return {row.library: row for row in report_warm(workspace, request)}
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"TRITON_PTXAS_PATH": "/usr/bin/ptxas"},
+        {"TRITON_CACHE_MANAGER": "mine:Cache"},
+        {"SM120_WARM": "/nowhere"},
+    ],
+)
+def test_a_recipe_with_other_variables_for_compilers_is_not_covered(
+    variables: dict[str, str], workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = report_of(workspace, monkeypatch, ["extend-mla-*"], **variables)["Triton"]
+    assert row.state == "unknown"
+    assert f"the recipe sets {next(iter(variables))}=" in row.reason
+
+
+def test_a_recipe_with_the_variables_of_the_image_is_covered(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same = {"FLASHINFER_CUDA_ARCH_LIST": "12.0a", "TRITON_CACHE_DIR": "/c", "NCCL_DEBUG": "INFO"}
+    row = report_of(workspace, monkeypatch, ["extend-mla-*"], **same)["Triton"]
+    assert (row.state, row.missing) == ("present", [])
+
+
+def test_a_pattern_that_fits_no_case_covers_nothing(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = report_of(workspace, monkeypatch, ["extend-mla-*", "renamed-*"])["Triton"]
+    assert (row.state, row.needed) == ("unknown", None)
+    assert "'renamed-*' under `warm: recipes:` fits no case" in row.reason
+
+
+@pytest.mark.parametrize("words", [["--arch", "sm_90"], ["--output", "x"]])
+def test_a_report_takes_no_option_for_compiling(words: list[str], sm120: Command) -> None:
+    ended = sm120("image", "warm", "sglang-k2-warm", "--report", *words)
+    assert (ended.code, "a report compiles nothing" in ended.err) == (2, True)
+
+
 def test_every_pattern_of_a_shipped_warm_image_fits_a_case(workspace: Workspace) -> None:
-    from fnmatch import fnmatchcase
-
-    from pipeline.images.gate.smem.cases import read_gates
-
     checkout = workspace.checkout()
     for name in checkout.images():
         spec = checkout.spec(name)
@@ -218,7 +287,9 @@ def test_every_pattern_of_a_shipped_warm_image_fits_a_case(workspace: Workspace)
     [
         ({"reader": "sha256:0"}, "stale, as reader changed; compiled again"),
         ({"cases": (), "arch": "sm_90"}, "stale, as card, cases changed; compiled again"),
+        ({"spec": WarmSpec(recipes={})}, "stale, as recipes, modules changed; compiled again"),
         ({}, ""),
+        ({"programs": ("sha256:0",)}, "compiled again: this version of the tool compiles in"),
     ],
 )
 def test_a_stale_layer_is_made_again_and_what_changed_is_said(
@@ -240,11 +311,14 @@ def test_a_stale_layer_is_made_again_and_what_changed_is_said(
     golden = SimpleNamespace(images={f"{before.image}.amd64": known})
     monkeypatch.setattr(warm, "read_golden", lambda path: golden)
     context, plan = make_gate_context(workspace), replace(before, **change)
+    if "programs" in change:
+        # an image was built with a layer of other programs
+        monkeypatch.setattr(type(context.store), "image_record", lambda *_: object())
     assert missing_warm_of(context, plan)
     warm.make_warm(context, [plan])
     error = capfd.readouterr().err
     assert said in error
-    assert ("stale" in error) == bool(said)
+    assert ("compiled again" in error) == bool(said)
     assert context.store.layer(plan.key)
     # once: what the store has is not compiled again
     warm.make_warm(context, [plan])
