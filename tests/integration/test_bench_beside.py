@@ -85,8 +85,10 @@ def test_a_server_that_stops_for_a_read_shows_its_pause(tmp_path: Path) -> None:
 )
 def test_a_dishonest_server_is_marked(tmp_path: Path, fault: str, kind: str, said: str) -> None:
     with paced_server(Paces(fault=fault, read_tok_s=1200)) as url:
-        trial = _beside(url, tmp_path)
-    assert [mark for mark in trial.marks if mark.kind == kind and said in mark.message]
+        # two requests are few: a machine that stands still among them may hide what a server does
+        trials = (_beside(url, tmp_path / f"try-{i}") for i in range(3))
+        marks = (mark for trial in trials for mark in trial.marks)
+        assert any(mark.kind == kind and said in mark.message for mark in marks)
 
 
 @pytest.mark.parametrize(
