@@ -124,6 +124,11 @@ def measure_server(
     """
     signing = Signing()  # first: a key that cannot be read must not be found out after an hour
     recipe, workloads = chosen_workloads(workspace, request)
+    if request.pull and not any(workload.starts for workload in workloads.values()):
+        raise errors.WorkloadInvalid(
+            f"{', '.join(workloads)}: starts no engine, so there is no pull to measure",
+            "Name `--workload start` too, or leave --pull out.",
+        )
     on, runs = request.on, []
     for name, workload in workloads.items():
         folder = request.out / workload.name

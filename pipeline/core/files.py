@@ -239,10 +239,16 @@ def bounded_lines(file: BinaryIO, longest: int = 1 << 16) -> Iterator[str]:
             yield piece.decode("utf-8", "replace")
 
 
+def _small(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Cuts pieces: at the end of each member, what follows in its piece is copied."""
+    most = 1 << 14
+    return (piece[at : at + most] for piece in pieces for at in range(0, len(piece), most))
+
+
 def gunzipped(pieces: Iterable[bytes], most_at_once: int) -> Iterator[bytes]:
     """Inflates gzip members in a row, a bounded piece at a time; EOFError where one is cut off."""
     engine, is_begun = zlib.decompressobj(_GZIP), False
-    for data in pieces:
+    for data in _small(pieces):
         while data:
             # a gzip file is one or more members in a row (RFC 1952, 2.2)
             engine = zlib.decompressobj(_GZIP) if engine.eof else engine
@@ -267,7 +273,7 @@ def unpacked_zstd(pieces: Iterable[bytes], most_at_once: int) -> Iterator[bytes]
     limits: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 27}
     engine, is_begun = zstd.ZstdDecompressor(options=limits), False
     try:
-        for data in pieces:
+        for data in _small(pieces):
             while data or not (engine.eof or engine.needs_input):
                 engine = zstd.ZstdDecompressor(options=limits) if engine.eof else engine
                 is_begun = True

@@ -34,6 +34,7 @@ DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
 DOCKER_GZIP_LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
+DOCKER_ZSTD_LAYER = "application/vnd.docker.image.rootfs.diff.tar.zstd"
 DOCKER_PLAIN_LAYER = "application/vnd.docker.image.rootfs.diff.tar"
 ACCEPT = ", ".join((OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_INDEX))
 KINDS: dict[str, Literal["manifest", "index"]] = {

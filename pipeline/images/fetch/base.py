@@ -40,6 +40,7 @@ _LAYERS: dict[str, oci.LayerType] = {
     oci.ZSTD_LAYER: oci.ZSTD_LAYER,
     oci.PLAIN_LAYER: oci.PLAIN_LAYER,
     oci.DOCKER_GZIP_LAYER: oci.GZIP_LAYER,
+    oci.DOCKER_ZSTD_LAYER: oci.ZSTD_LAYER,
     oci.DOCKER_PLAIN_LAYER: oci.PLAIN_LAYER,
 }
 _CONFIGS = (oci.OCI_CONFIG, oci.DOCKER_CONFIG)

@@ -400,11 +400,14 @@ def test_plain_layers_and_dockers_names_are_taken(tmp_path: Path) -> None:
     assert kinds == [oci, f"{oci}+gzip", f"{oci}+gzip"]
 
 
-def test_zstd_layers_are_read_and_stay_as_they_are(tmp_path: Path) -> None:
-    packed = zstd_packed(tar_of(Thing("etc/a", b"a")), frames=2)
+@pytest.mark.parametrize(
+    "media_type", [ZSTD_LAYER, "application/vnd.docker.image.rootfs.diff.tar.zstd"]
+)
+def test_zstd_layers_are_read_and_stay_as_they_are(tmp_path: Path, media_type: str) -> None:
+    packed = replace(zstd_packed(tar_of(Thing("etc/a", b"a")), frames=2), media_type=media_type)
     built, store = built_on(tmp_path, foreign_image(system_layer(), packed))
     layers = json.loads(store.read_blob(built.digest))["layers"]
-    assert layers[1]["mediaType"] == packed.media_type
+    assert layers[1]["mediaType"] == ZSTD_LAYER
     assert store.read_blob(layers[1]["digest"]) == packed.blob
 
 

@@ -77,6 +77,13 @@ def test_a_wrong_answer_is_no_end_of_a_start(fault: str, world: World, tmp_path:
     assert not (tmp_path / "start" / "bench.json").exists()
 
 
+def test_a_pull_without_a_start_is_a_mistake_that_is_named(world: World, tmp_path: Path) -> None:
+    words = ("--workload", "quick", "--pull", "127.0.0.1:9/x", "--output", str(tmp_path))
+    ended = world.sm120("bench", "brainy", *words)
+    assert (ended.error, world.engine.created) == ("WorkloadInvalid", [])
+    assert "quick: starts no engine, so there is no pull to measure" in ended.err
+
+
 def test_the_pull_of_an_image_that_is_not_loaded_counts(
     world: World, door: Door, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import tarfile
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,6 +27,7 @@ from pipeline.artifacts.oci.tar_reader import (
     read_number,
 )
 from pipeline.core.errors import CorruptArchive, HostileArchive, StoreDamaged
+from pipeline.core.files import gunzipped, unpacked_zstd
 from tests.growth import grows_linearly
 from tests.testbed.foreign_image import PLAIN_LAYER, Thing, folder, link, tar_of, zstd_packed
 
@@ -251,6 +253,15 @@ def test_a_blob_that_is_missing_cut_or_no_gzip_says_so(tmp_path: Path) -> None:
     with open_layer(blob, GZIP_LAYER, heard.append) as stream:
         list(stream.entries())
     assert sum(heard) == len(packed)
+
+
+@pytest.mark.parametrize(
+    ("unpack", "member"),
+    [(gunzipped, gzip.compress(b"")), (unpacked_zstd, b"\x50\x2a\x4d\x18" + bytes(4))],
+    ids=["gzip", "zstd"],
+)
+def test_any_number_of_empty_members_takes_linear_time(unpack: Any, member: bytes) -> None:
+    assert grows_linearly(lambda n: sum(map(len, unpack([member * n], 1 << 20))), 12_000)
 
 
 @pytest.mark.parametrize("frames", [1, 3])
