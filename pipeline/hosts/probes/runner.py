@@ -173,7 +173,7 @@ def _report(command: Callable[[Path], list[str]], env: dict[str, str]) -> ProbeR
         return parse_report(report.read_bytes(), str(report))
 
 
-def last_message(output: str) -> str:
+def last_message(output: str, otherwise: str = "the function tests gave no output") -> str:
     """The last line of an output; below an error Docker adds a pointer to its help."""
     lines = [line for line in output.splitlines() if not re.match("(See|Run) 'docker ", line)]
-    return proc.last_line("\n".join(lines), "the function tests gave no output")
+    return proc.last_line("\n".join(lines), otherwise)

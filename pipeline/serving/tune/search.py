@@ -31,6 +31,7 @@ _TRITON = {"num_warps": 4, "num_stages": 3}
 _QUICK_REPEATS, REPEATS = 5, 30
 # Faster by less than this is no reason for another step, or for a table.
 _STEP, _GAIN = 0.01, 0.01
+_LEAST_RATIO = 1e-6
 
 Judge = Callable[[Sequence[Config]], list[Config]]
 
@@ -81,7 +82,8 @@ def tune_tokens(
         raise StepFailed(
             f"the engine's own choice for {log.count(tokens, 'token')} was not timed:"
             f" {first.refused or 'it named none'}",
-            "`sm120 gate run` judges it without a card; `sm120 doctor` knows what drivers say.",
+            "`sm120 gate run` judges it without a card; `sm120 doctor` knows what drivers say. Then"
+            " run this again: all trials so far are kept.",
         )
     own = {**_TRITON, **{k: v for k, v in first.default.items() if k in STEPS}}
     own.setdefault("GROUP_SIZE_M", 1)
@@ -95,7 +97,9 @@ def tune_tokens(
         asked = {key(c): c for c in (*more, *neighbours(best)) if key(c) not in tried and c != own}
         passed, more = judge([*asked.values()])[: most - len(tried)], []
         for config in passed:
-            tried[key(config)] = measure(worker, journal, tokens, config, _QUICK_REPEATS)
+            tried[key(config)] = measure(
+                worker, journal, tokens, config, _QUICK_REPEATS, may_fail=True
+            )
         good = {k: median(tried[k].ratios) for k in map(key, passed) if not tried[k].refused}
         if not good or min(good.values()) > best_ratio * (1 - _STEP):
             break
@@ -104,9 +108,17 @@ def tune_tokens(
     ratio, chosen, times = None, first.default, first
     if best is not own:
         last = measure(worker, journal, tokens, best, REPEATS)
-        found = interval(last.ratios) if not last.refused else None
-        if found and found.high is not None and found.high < 1 - _GAIN:
-            ratio, chosen, times = found, best, last
+        if last.refused:
+            raise StepFailed(
+                f"the best choice for {log.count(tokens, 'token')} ran, and failed when it was"
+                f" measured again: {last.refused}",
+                "Run this again: all trials but this one are kept.",
+            )
+        found = interval(last.ratios)
+        if found.low is not None and found.high is not None and found.high < 1 - _GAIN:
+            # an outlier widens the interval beyond what times can be
+            ratio = found.model_copy(update={"low": max(found.low, _LEAST_RATIO)})
+            chosen, times = best, last
     return TunedTokens(
         tokens=tokens,
         default=first.default,

@@ -1,12 +1,14 @@
 """Asks a worker in an engine's image for trials, and keeps every answer.
 
 An answer is kept before the next question is asked, so that a tuner that was killed asks none of
-them again. A worker that ends or hangs costs one trial.
+them again. A trial that fails is kept only if the engine's own choice runs after it: what stops
+both is no property of the configuration.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import subprocess
@@ -23,13 +25,16 @@ from pipeline.core import proc
 from pipeline.core.errors import StepFailed
 from pipeline.core.files import os_errors_explained
 from pipeline.core.model import Frozen, canonical_json
+from pipeline.hosts.probes.runner import last_message
 
 WORKER = Path(__file__).with_name("worker")
 # A kernel compiles in seconds, and the largest shape runs in tens of milliseconds.
 TRIAL_LIMIT_S = 120.0
 # An engine's import, and the driver's start on a machine with eight cards.
 _START_LIMIT_S = 300.0
+_REMOVE_LIMIT_S = 60.0
 _MOST_ANSWER_BYTES = 4 << 20
+_LOG_END_BYTES = 1 << 14
 # Rounding of sums in another order; a kernel that loses a block is off by far more.
 _LARGEST_ERROR = 0.02
 
@@ -54,9 +59,11 @@ class TuneTrial(Frozen):
         """Why its times do not count; empty where they do."""
         if self.failed:
             return self.failed
-        if self.error is None or self.error > _LARGEST_ERROR:
+        # not `>`: that is false for NaN, too
+        if self.error is None or not self.error <= _LARGEST_ERROR:
             return "gives other numbers than the engine's own choice"
-        if not self.tried_us or len(self.tried_us) != len(self.default_us):
+        is_timed = all(0 < each < math.inf for each in (*self.tried_us, *self.default_us))
+        if not is_timed or not len(self.tried_us) == len(self.default_us) == self.repeats:
             return "was not timed"
         return ""
 
@@ -114,12 +121,26 @@ class TrialWorker:
     command: Sequence[str]
     env: dict[str, str]
     errors: IO[bytes]  # what it and the engine print
+    remove: Sequence[str] = ()  # ends what ending the process leaves running
     _process: subprocess.Popen[bytes] | None = None
     _asked: int = 0
+    _log_begins: int = 0
 
     def ask(self, request: dict[str, Any], limit_s: float = TRIAL_LIMIT_S) -> dict[str, Any]:
-        """The answer to a request; what went wrong where there is none."""
+        """The answer to a request, of a second process where the first ends without one."""
+        answer = self._answer(request, limit_s) or self._answer(request, limit_s)
+        if answer is None:
+            with Path(self.errors.name).open("rb") as log:
+                log.seek(max(self._log_begins, os.fstat(log.fileno()).st_size - _LOG_END_BYTES))
+                last = last_message(log.read().decode(errors="replace"), "it printed nothing")
+            return {"failed": f"the worker ended without an answer: {last}"}
+        return answer
+
+    def _answer(self, request: dict[str, Any], limit_s: float) -> dict[str, Any] | None:
         if self._process is None or self._process.poll() is not None:
+            # also what a run that was killed left: its trials would share the card
+            self.stop()
+            self._log_begins = os.fstat(self.errors.fileno()).st_size
             self._process = proc.talk(self.command, env=self.env, errors=self.errors)
         process, self._asked = self._process, self._asked + 1
         assert process.stdout is not None
@@ -141,39 +162,61 @@ class TrialWorker:
                     if isinstance(answer, dict) and answer.get("id") == self._asked:
                         return answer
         self.stop()
-        return {"failed": "the worker ended without an answer"}
+        return None
 
     def stop(self) -> None:
         """Ends the worker, and what it started."""
         if self._process is not None:
             proc.end(self._process)
             self._process = None
+        if self.remove:
+            with suppress(subprocess.TimeoutExpired):
+                proc.read(self.remove, env=self.env, timeout_s=_REMOVE_LIMIT_S)
 
 
 def measure(
-    worker: TrialWorker, journal: Journal, tokens: int, config: Config | None, repeats: int
+    worker: TrialWorker,
+    journal: Journal,
+    tokens: int,
+    config: Config | None,
+    repeats: int,
+    *,
+    may_fail: bool = False,
 ) -> TuneTrial:
-    """Returns a trial from the journal, or runs one; a throttled card gets time to cool."""
+    """Returns a trial from the journal, or runs one; a throttled card gets time to cool.
+
+    A failure is kept where it `may_fail`: of what ran before, it says that something else is wrong.
+    """
     if known := journal.find(tokens, config, repeats):
         return known
     for wait_s in (30.0, 60.0, 120.0, 0.0):
-        answer = worker.ask({"tokens": tokens, "config": config, "repeats": repeats})
-        own = {"tokens": tokens, "config": config, "repeats": repeats}
-        answer = {k: v for k, v in answer.items() if k in TuneTrial.model_fields}
-        try:
-            trial = TuneTrial.model_validate({**answer, **own})
-        except ValidationError as error:
-            trial = TuneTrial.model_validate(
-                {**own, "failed": f"an answer that is none ({error})"[:300]}
+        trial = _asked(worker, tokens, config, repeats)
+        if trial.is_throttled:
+            time.sleep(wait_s)
+            continue
+        if trial.failed and may_fail and (why := _asked(worker, tokens, None, 1).refused):
+            raise StepFailed(
+                f"a trial failed ({trial.failed}), and after it the engine's own choice: {why}",
+                "Look at the card (`nvidia-smi`, `sm120 host check`), at its memory and at the"
+                " container engine; then run this again: all trials before this one are kept.",
             )
-        if not trial.is_throttled:
-            # the engine's own choice runs: if it fails, something else is wrong, and may pass
-            if config is not None or not trial.refused:
-                journal.keep(trial)
-            return trial
-        time.sleep(wait_s)
+        if may_fail or not trial.refused:
+            journal.keep(trial)
+        return trial
     raise StepFailed(
         "the driver slows the card down: its times would be of the heat, not of the kernels",
         "Cool it, or limit its power (`sm120 host provision`, host_tuning); then run this again:"
         " all trials so far are kept.",
     )
+
+
+def _asked(worker: TrialWorker, tokens: int, config: Config | None, repeats: int) -> TuneTrial:
+    own = {"tokens": tokens, "config": config, "repeats": repeats}
+    answer = worker.ask(own)
+    answer = {k: v for k, v in answer.items() if k in TuneTrial.model_fields}
+    try:
+        return TuneTrial.model_validate({**answer, **own})
+    except ValidationError as error:
+        return TuneTrial.model_validate(
+            {**own, "failed": f"an answer that is none ({error})"[:300]}
+        )
