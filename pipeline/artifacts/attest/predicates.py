@@ -244,7 +244,8 @@ class Audit(Frozen):
     tool: Tool
 
 
-_Sizes = Annotated[dict[Identity, Annotated[int, Field(ge=1, le=1024)]], Field(max_length=16)]
+# 0 also stands for an engine's `False`
+_Sizes = Annotated[dict[Identity, Annotated[int, Field(ge=0, le=1024)]], Field(max_length=16)]
 _Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 
 
