@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_hex
+from typing import Any
 
 from pipeline import __version__
 from pipeline.app.gate import make_gate_context, open_image_gate
@@ -20,8 +20,9 @@ from pipeline.app.recipes import recipes_of
 from pipeline.app.signing import Signing
 from pipeline.app.workspace import Workspace
 from pipeline.artifacts.attest import names
-from pipeline.artifacts.attest.predicates import KernelTable, Tool, TunedCard, TunedSize
+from pipeline.artifacts.attest.predicates import KernelTable
 from pipeline.artifacts.attest.statement import make_statement, moment
+from pipeline.artifacts.attest.strict import as_model
 from pipeline.artifacts.containers.container_engine import Wanted, find_engine
 from pipeline.artifacts.containers.docker import default_tag
 from pipeline.core import log, proc
@@ -29,6 +30,7 @@ from pipeline.core.errors import GateUnknown, RecipeInvalid, StepFailed, Weights
 from pipeline.core.files import os_errors_explained
 from pipeline.core.known import Known, Unknown, unknown
 from pipeline.core.model import canonical_json, sha256_of
+from pipeline.evidence.statements.evidence_set import statements_folder
 from pipeline.evidence.statements.image import keep_all
 from pipeline.hosts.probes.runner import card_options
 from pipeline.images.assemble.image import Built
@@ -43,8 +45,10 @@ from pipeline.serving.serve.fits import find_served_model
 from pipeline.serving.serve.run import recipe_digest
 from pipeline.serving.tune.moe import FOLDER_VARIABLES, KERNEL, MoeShape, case_for, find_shape
 from pipeline.serving.tune.search import Judge, TunedTokens, tune_tokens
+from pipeline.serving.tune.table import find_table
 from pipeline.serving.tune.trials import WORKER, Config, Journal, TrialWorker
 
+# Engines take the nearest size of a table, so every table has these.
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -55,7 +59,7 @@ class TuneRequest:
     recipe: str
     folders: tuple[Path, ...] = ()  # recipes of the user's own
     weights: Path | None = None  # a folder with the model's config.json
-    tokens: tuple[int, ...] = TOKENS
+    tokens: tuple[int, ...] = TOKENS  # other sizes keep what is known of them
     most: int = 60  # trials for each number of tokens
     gpu: int = 0
     engine: Wanted = "auto"
@@ -71,6 +75,7 @@ class TunedRecipe:
     rows: tuple[TunedTokens, ...] = ()
     table: KernelTable | None = None  # none: nothing is faster, or nothing was tried
     signed: str = ""
+    earlier: KernelTable | None = None  # where nothing is faster: the one that stays
 
 
 def tune_recipe(workspace: Workspace, request: TuneRequest, signing: Signing) -> TunedRecipe:
@@ -120,7 +125,11 @@ def tune_recipe(workspace: Workspace, request: TuneRequest, signing: Signing) ->
             Path(name, "job.json").write_text(json.dumps(job), encoding="utf-8")
             # the image's user is not ours
             Path(name).chmod(0o755)
-            env, container = proc.child_environment("DOCKER_HOST"), f"sm120-tune-{token_hex(4)}"
+            Path(name, "job.json").chmod(0o644)
+            env = proc.child_environment("DOCKER_HOST")
+            # of this store and card, whose lock we hold: nobody else's has the name
+            place = sha256_of(bytes(store.root)).removeprefix("sha256:")[:8]
+            container = f"sm120-tune-{place}-{request.gpu}"
             asked = [containers.kind, "version", "--format", "{{.Server.Version}}"]
             version = proc.read(asked, env=env).stdout.decode(errors="replace")
             # nothing is pulled, no network; the worker and its job are read-only
@@ -128,6 +137,8 @@ def tune_recipe(workspace: Workspace, request: TuneRequest, signing: Signing) ->
                 *(containers.kind, "run", "--rm", "--interactive", "--name", container),
                 *("--pull=never", "--network=none", "--ipc=host", "--ulimit", "memlock=-1"),
                 *card_options(containers.kind, version),
+                # as nvidia-smi counts, which reports on it
+                *("--env", "CUDA_DEVICE_ORDER=PCI_BUS_ID"),
                 *("--env", f"CUDA_VISIBLE_DEVICES={request.gpu}"),
                 *("--env", "TRITON_CACHE_DIR=/tmp/triton"),
                 *("--volume", f"{WORKER}:/tune:ro", "--volume", f"{GATE_WORKER}:/gate:ro"),
@@ -136,14 +147,13 @@ def tune_recipe(workspace: Workspace, request: TuneRequest, signing: Signing) ->
             ]
             log_path = store.root / "tmp" / f"tune-{request.gpu}.log"
             with os_errors_explained(log_path), log_path.open("wb") as errors:
-                worker = TrialWorker(command, env, errors)
+                # ending `docker run` does not end its container
+                remove = [containers.kind, "rm", "--force", container]
+                worker = TrialWorker(command, env, errors, remove)
                 try:
-                    return _tuned(request, recipe, built, gate, judged, shape, worker, signing)
+                    return _tuned(request, recipe, built, gate, judged, shape, job, worker, signing)
                 finally:
                     worker.stop()
-                    # ending `docker run` does not end its container
-                    remove = [containers.kind, "rm", "--force", container]
-                    proc.read(remove, env=env, timeout_s=60.0)
 
 
 def _tuned(
@@ -153,6 +163,7 @@ def _tuned(
     gate: ImageGate,
     judged: KernelCase,
     shape: MoeShape,
+    job: dict[str, Any],
     worker: TrialWorker,
     signing: Signing,
 ) -> TunedRecipe:
@@ -163,57 +174,72 @@ def _tuned(
             f"{recipe.image}: its worker cannot use card {request.gpu}: {about.get('failed')}",
             "`sm120 host check` looks at the driver and the cards; `nvidia-smi` lists them.",
         )
-    smi, digest = about["card"], recipe_digest(recipe)
-    decided = [built.digest, digest, program_digest(WORKER), shape.model_dump()]
-    decided += [smi.get(field) for field in ("name", "driver_version", "power.limit")]
+    # a card that has no such number says [N/A]
+    smi = {k: v for k, v in about.get("card", {}).items() if v and not v.startswith("[")}
+    named = ("name", "driver_version", "compute_cap")
+    if missing := [name for name in named if name not in smi]:
+        raise StepFailed(
+            f"{recipe.image}: nvidia-smi in its container lacks {', '.join(missing)} of card"
+            f" {request.gpu}, and times without them are of no use",
+            "`nvidia-smi` must work in containers: `nvidia-ctk cdi generate` makes what the NVIDIA"
+            " Container Toolkit gives them; `sm120 host check` looks at it.",
+        )
+    worker.card, digest = smi, recipe_digest(recipe)
+    programs = [program_digest(WORKER), program_digest(GATE_WORKER)]
+    decided: list[Any] = [built.digest, digest, *programs]
+    # what is called, and what is put in its place
+    decided += [job[name] for name in ("case", "shape", "absent", "bare")]
+    decided += [smi.get(name) for name in (*named, "power.limit", "clocks.max.sm")]
     key = sha256_of(canonical_json(decided)).removeprefix("sha256:")
     journal = Journal(store.root / "tuned" / f"{key[:32]}.jsonl")
     with os_errors_explained(journal.path):
         journal.path.parent.mkdir(parents=True, exist_ok=True)
     if known := journal.read():
         log.say(f"{log.count(known, 'trial')} of an earlier run are kept")
-    capability = str(smi.get("compute_cap", "12.0"))
+    capability = smi["compute_cap"]
     judge = gate_judge(gate, card_for(f"sm_{capability.replace('.', '')}"), judged)
     rows, seeds = list[TunedTokens](), list[Config]()
-    with log.counting(len(request.tokens), "size") as bar:
-        for tokens in request.tokens:
-            row = tune_tokens(worker, journal, tokens, judge=judge, seeds=seeds, most=request.most)
+    sizes = sorted({*TOKENS, *request.tokens})
+    with log.counting(len(sizes), "size") as bar:
+        for tokens in sizes:
+            most = request.most if tokens in request.tokens else 0
+            row = tune_tokens(worker, journal, tokens, judge=judge, seeds=seeds, most=most)
             rows.append(row)
-            seeds = [row.config] if row.is_faster else []
+            seeds = [row.config] if row.is_faster else seeds
             bar.advance(1)
     if not any(row.is_faster for row in rows):
-        return TunedRecipe(recipe.name, shape, tuple(rows))
-    table = KernelTable(
-        image=built.name,
-        platform=built.platform,
-        recipe=recipe.name,
-        recipe_digest=digest,
-        engine=recipe.engine,
-        kernel=KERNEL,
-        file=about["file"],
-        element_bytes=1 if shape.dtype else 2,
-        card=TunedCard(
-            name=smi["name"],
-            compute_capability=capability,
-            driver=smi["driver_version"],
-            power_limit_w=smi.get("power.limit"),
-            clock_mhz=smi.get("clocks.sm"),
-            most_clock_mhz=smi.get("clocks.max.sm"),
-        ),
-        torch=about["torch"],
-        triton=about["triton"],
-        sizes=[
-            TunedSize.model_validate(
-                {
-                    **row.model_dump(exclude={"ratio"}),
-                    "ratio": [row.ratio.low, row.ratio.high] if row.ratio else None,
-                }
-            )
+        kept = find_table(statements_folder(store, built), recipe.name)
+        return TunedRecipe(recipe.name, shape, tuple(rows), earlier=kept[1] if kept else None)
+    found = {
+        "image": built.name,
+        "platform": built.platform,
+        "recipe": recipe.name,
+        "recipe_digest": digest,
+        "engine": recipe.engine,
+        "kernel": KERNEL,
+        "file": about["file"],
+        "element_bytes": 1 if shape.dtype else 2,
+        "card": {
+            "name": smi["name"],
+            "compute_capability": capability,
+            "driver": smi["driver_version"],
+            "power_limit_w": smi.get("power.limit"),
+            "clock_mhz": smi.get("clocks.sm"),
+            "most_clock_mhz": smi.get("clocks.max.sm"),
+        },
+        "torch": about["torch"],
+        "triton": about["triton"],
+        "sizes": [
+            {
+                **row.model_dump(exclude={"ratio"}),
+                "ratio": [row.ratio.low, row.ratio.high] if row.ratio else None,
+            }
             for row in rows
         ],
-        tool=Tool(name="sm120-pipeline", version=__version__),
-    )
-    now = moment()
+        "tool": {"name": "sm120-pipeline", "version": __version__},
+    }
+    # much of it is the engine's word
+    table, now = as_model(KernelTable, found, f"the table for {recipe.name}"), moment()
     body = table.model_dump(mode="json")
     statement = make_statement(built.name, built.digest, names.KERNEL_TABLE, body, now)
     keep_all(store, built, {f"kernel-table-{recipe.name}": statement}, signing.signers, now)

@@ -25,7 +25,8 @@ from pipeline.core.known import Unknown
     type=click.IntRange(1, 65536),
     default=tune.TOKENS,
     metavar="N",
-    help="A number of tokens in a batch; give it once for each. Default: 1 to 4096.",
+    help="A number of tokens in a batch to tune; give it once for each. A table has all sizes from"
+    " 1 to 4096: the others keep what an earlier run found, else the engine's own.",
 )
 @click.option(
     "--most",
@@ -64,6 +65,7 @@ def tune_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None
                 "shape": None if isinstance(shape, Unknown) else shape.model_dump(mode="json"),
                 "rows": [row.model_dump(mode="json") for row in done.rows],
                 "table": done.table.model_dump(mode="json") if done.table else None,
+                "earlier": done.earlier.model_dump(mode="json") if done.earlier else None,
             }
         )
     if isinstance(shape, Unknown):
@@ -84,7 +86,12 @@ def tune_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None
         rows.append([str(row.tokens), *times, gain, sizes, f"{row.trials} ({row.failed} failed)"])
     click.echo(log.table(["tokens", "default µs", "tuned µs", "faster", "sizes", "trials"], rows))
     if done.table is None:
-        return click.echo("\nNo gain: nothing was written; the engine's own sizes stay.")
+        stays = "the engine's own sizes stay"
+        if done.earlier:
+            card = done.earlier.card
+            stays = f"kernel-table-{done.recipe} of an earlier run stays, for {card.name}"
+            stays += f", driver {card.driver}"
+        return click.echo(f"\nNo gain: nothing was written; {stays}.")
     return click.echo(
         f"\nKept for {done.table.card.name}, driver {done.table.card.driver}: {done.signed}"
     )

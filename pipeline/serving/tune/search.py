@@ -74,7 +74,8 @@ def tune_tokens(
 ) -> TunedTokens:
     """The best configuration for a number of tokens; `seeds` did well for other numbers.
 
-    It only tries what `judge` lets pass.
+    It only tries what `judge` lets pass. With `most` 0 it tries nothing, and takes what an
+    earlier run found.
     """
     first = measure(worker, journal, tokens, None, _QUICK_REPEATS)
     if first.refused or not first.default:
@@ -93,6 +94,8 @@ def tune_tokens(
     def key(config: Config) -> tuple[tuple[str, int], ...]:
         return tuple(sorted(config.items()))
 
+    if not most:
+        best = next(reversed(journal.measured(tokens, REPEATS)), own)
     while len(tried) < most:
         asked = {key(c): c for c in (*more, *neighbours(best)) if key(c) not in tried and c != own}
         passed, more = judge([*asked.values()])[: most - len(tried)], []

@@ -6,8 +6,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.artifacts.attest.predicates import KernelTable
+from pipeline.artifacts.attest.envelope import SUFFIX, Envelope, read_kept_envelope
+from pipeline.artifacts.attest.predicates import KernelTable, check_predicate
 from pipeline.artifacts.containers.arguments import Mount
+from pipeline.core.errors import RecordInvalid
 from pipeline.core.files import os_errors_explained, write_bytes
 from pipeline.images.gate.smem.limits import card_for
 from pipeline.serving.recipe.launch import Launch
@@ -15,6 +17,18 @@ from pipeline.serving.tune.moe import FOLDER_VARIABLES
 
 # Read-only, and no folder in which an image has files.
 _INSIDE = "/opt/tuned"
+
+
+def find_table(folder: Path, recipe: str) -> tuple[Envelope, KernelTable] | None:
+    """The table of a recipe among an image's statements, and the envelope that holds it."""
+    path = folder / f"kernel-table-{recipe}{SUFFIX}"
+    envelope = read_kept_envelope(path)
+    if envelope is None:
+        return None
+    table = check_predicate(envelope.statement.predicate_type, envelope.statement.predicate)
+    if not isinstance(table, KernelTable):
+        raise RecordInvalid(f"{path.name}: holds no table of a kernel")
+    return envelope, table
 
 
 def unfit(table: KernelTable, *, recipe_digest: str, cards: Sequence[str], driver: str) -> str:

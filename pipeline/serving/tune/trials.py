@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from pydantic import Field, ValidationError
 
-from pipeline.core import proc
+from pipeline.core import log, proc
 from pipeline.core.errors import StepFailed
 from pipeline.core.files import os_errors_explained
 from pipeline.core.model import Frozen, canonical_json
@@ -37,6 +37,8 @@ _MOST_ANSWER_BYTES = 4 << 20
 _LOG_END_BYTES = 1 << 14
 # Rounding of sums in another order; a kernel that loses a block is off by far more.
 _LARGEST_ERROR = 0.02
+# What nvidia-smi calls a card, as far as times depend on it.
+_IDENTITY = ("name", "driver_version", "uuid")
 
 Config = dict[str, int]
 
@@ -64,7 +66,7 @@ class TuneTrial(Frozen):
             return "gives other numbers than the engine's own choice"
         is_timed = all(0 < each < math.inf for each in (*self.tried_us, *self.default_us))
         if not is_timed or not len(self.tried_us) == len(self.default_us) == self.repeats:
-            return "was not timed"
+            return f"did not give {log.count(self.repeats, 'time')}"
         return ""
 
     @property
@@ -104,6 +106,11 @@ class Journal:
         """What is known of a trial."""
         return self._known.get(self._key(tokens, config, repeats))
 
+    def measured(self, tokens: int, repeats: int) -> list[Config]:
+        """The configurations that were measured so often, in their order."""
+        trials = [t for t in self._known.values() if (t.tokens, t.repeats) == (tokens, repeats)]
+        return [trial.config for trial in trials if trial.config]
+
     def keep(self, trial: TuneTrial) -> None:
         """Writes a trial to disk."""
         with os_errors_explained(self.path), self.path.open("ab") as file:
@@ -122,6 +129,7 @@ class TrialWorker:
     env: dict[str, str]
     errors: IO[bytes]  # what it and the engine print
     remove: Sequence[str] = ()  # ends what ending the process leaves running
+    card: dict[str, str] = field(default_factory=dict)  # that every trial must be of
     _process: subprocess.Popen[bytes] | None = None
     _asked: int = 0
     _log_begins: int = 0
@@ -130,9 +138,9 @@ class TrialWorker:
         """The answer to a request, of a second process where the first ends without one."""
         answer = self._answer(request, limit_s) or self._answer(request, limit_s)
         if answer is None:
-            with Path(self.errors.name).open("rb") as log:
-                log.seek(max(self._log_begins, os.fstat(log.fileno()).st_size - _LOG_END_BYTES))
-                last = last_message(log.read().decode(errors="replace"), "it printed nothing")
+            with Path(self.errors.name).open("rb") as file:
+                file.seek(max(self._log_begins, os.fstat(file.fileno()).st_size - _LOG_END_BYTES))
+                last = last_message(file.read().decode(errors="replace"), "it printed nothing")
             return {"failed": f"the worker ended without an answer: {last}"}
         return answer
 
@@ -215,8 +223,19 @@ def _asked(worker: TrialWorker, tokens: int, config: Config | None, repeats: int
     answer = worker.ask(own)
     answer = {k: v for k, v in answer.items() if k in TuneTrial.model_fields}
     try:
-        return TuneTrial.model_validate({**answer, **own})
+        trial = TuneTrial.model_validate({**answer, **own})
     except ValidationError as error:
-        return TuneTrial.model_validate(
+        trial = TuneTrial.model_validate(
             {**own, "failed": f"an answer that is none ({error})"[:300]}
         )
+    names = [name for name in _IDENTITY if name in worker.card]
+    want, got = ([card.get(name, "") for name in names] for card in (worker.card, trial.card))
+    # a worker that was lost has seen no card
+    if want != got and (trial.card or not trial.failed):
+        raise StepFailed(
+            f"a trial ran on {' '.join(got).strip() or 'a card that nvidia-smi does not name'},"
+            f" and the run began on {' '.join(want)}",
+            "Its times were not kept. Look at the cards with `nvidia-smi`, then run this again: all"
+            " trials before this one are kept.",
+        )
+    return trial
