@@ -10,13 +10,14 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline.app.images import find_image
 from pipeline.app.recipes import all_overrides, recipes_of, say_contrary
+from pipeline.app.signing import trust_of
 from pipeline.app.workspace import Workspace, host_platform, pick_platform
-from pipeline.artifacts.attest.envelope import SUFFIX, read_kept_envelope
-from pipeline.artifacts.attest.predicates import KernelTable, check_predicate
+from pipeline.artifacts.attest.envelope import SUFFIX
 from pipeline.artifacts.containers.container_engine import (
     ContainerEngine,
     Wanted,
@@ -78,7 +79,7 @@ from pipeline.serving.serve.run import stop_container as stop_container
 from pipeline.serving.serve.site import HERE, Site, find_remote_site, platform_of, tunnel_of
 from pipeline.serving.serve.start import STOP_S, Served
 from pipeline.serving.tune.moe import FOLDER_VARIABLES
-from pipeline.serving.tune.table import unfit, with_table, write_table
+from pipeline.serving.tune.table import find_table, unfit, with_table, write_table
 from pipeline.weights.model import kept_locks
 
 _LONGEST_CHAIN = 8
@@ -486,7 +487,7 @@ def make_job(
     launch = with_nccl = on_node(launch, place) if place else launch
     if nccl := options.host_nccl:
         with_nccl = with_nccl_of(tunnel, launch, nccl) if tunnel else with_host_nccl(launch, nccl)
-    if built and not tunnel:
+    if built:
         with_nccl = _tuned(context, recipe, built, with_nccl)
     gates = fit = None
     if built:
@@ -517,33 +518,59 @@ def make_job(
 
 def _tuned(context: ServeContext, recipe: Recipe, built: Built, launch: Launch) -> Launch:
     """Add the table that `sm120 tune` kept to the launch; say why if it is not used."""
-    name = f"kernel-table-{recipe.name}"
-    envelope = read_kept_envelope(statements_folder(context.store, built) / f"{name}{SUFFIX}")
-    if envelope is None:
+    store, site, folder = context.store, context.site, statements_folder(context.store, built)
+    # those of an earlier build of the image are in the folder of its digest
+    kept = sorted(
+        folder.parent.glob(f"*/kernel-table-{recipe.name}{SUFFIX}"),
+        key=lambda path: path.stat().st_mtime,
+    )
+    if not kept or launch.engine not in FOLDER_VARIABLES:
         return launch
-    table = check_predicate(envelope.statement.predicate_type, envelope.statement.predicate)
-    if not isinstance(table, KernelTable):
-        raise errors.RecordInvalid(f"{name}: holds no table of a kernel")
-    machine = context.site.look(recipe, launch.port)
+
+    def unused(why: str) -> Launch:
+        log.say(f"The table that `sm120 tune` made for {recipe.name} is not used: {why}")
+        return launch
+
+    if site.host:
+        return unused(f"tables of this machine are not used on {site.host}")
+    found = find_table(folder, recipe.name)
+    if found is None:
+        others = [path.parent.name for path in kept if path.parent != folder]
+        return unused(f"made for image sha256:{others[-1]}" if others else "it cannot be read")
+    # loads what reads signatures, which a start without a table does not need
+    from pipeline.evidence.verify.signature import judge_signatures
+
+    envelope, table = found
+    trust = trust_of(Workspace(context.checkout.root, store.root), None)
+    signature, keys = judge_signatures(envelope, trust, datetime.now(UTC))
+    # as for weights: signatures decide nothing until a key is trusted here
+    if trust and trust.keys and not keys:
+        return unused(f"{signature.message}; `sm120 tune {recipe.name}` signs it with your key")
+    if not envelope.statement.is_about(built.digest):
+        return unused("its statement is about another image")
+    machine = site.look(recipe, launch.port)
     gpus = then(machine.facts, lambda facts: facts.gpus)
     driver = then(machine.facts, lambda facts: facts.driver.version)
     own = context.options.cards
     chosen = [] if isinstance(gpus, Unknown) else [g for g in gpus if not own or g.index in own]
-    unseen = first_unknown(gpus, driver, *(gpu.name for gpu in chosen))
-    why = unseen.unknown if unseen else ""
-    variable = FOLDER_VARIABLES[launch.engine]
-    if not unseen:
-        cards = [str(gpu.name) for gpu in chosen]
-        why = unfit(table, recipe_digest=recipe_digest(recipe), cards=cards, driver=str(driver))
-    if not why and variable in launch.environment:
-        why = f"the recipe sets {variable} itself"
-    if why:
-        log.say(f"The table that `sm120 tune` made for {recipe.name} is not used: {why}")
-        return launch
-    folder = context.store.root / "tuned" / sha256_of(envelope.payload).removeprefix("sha256:")[:32]
+    if unseen := first_unknown(gpus, driver, *(gpu.name for gpu in chosen)):
+        return unused(unseen.unknown)
+    started = {"image": built.name, "platform": built.platform}
+    started |= {"recipe": recipe.name, "engine": launch.engine}
+    if why := unfit(
+        table,
+        started=started,
+        recipe_digest=recipe_digest(recipe),
+        gpus=chosen,
+        driver=str(driver),
+    ):
+        return unused(why)
+    if (variable := FOLDER_VARIABLES[launch.engine]) in launch.environment:
+        return unused(f"the recipe sets {variable} itself")
+    place = store.root / "tuned" / sha256_of(envelope.payload).removeprefix("sha256:")[:32]
     if not context.dry_run:
-        write_table(table, folder)
-    return with_table(launch, folder)
+        write_table(table, place, store, built)
+    return with_table(launch, place)
 
 
 def cuda_branch(checkout: Checkout, image: str, platform: str | None) -> str | None:
