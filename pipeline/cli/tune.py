@@ -49,8 +49,9 @@ def tune_command(workspace: Workspace, /, as_json: bool, **options: Any) -> None
     are kept: a run that was stopped goes on where it ended.
 
     A table is kept only where it is faster with 95 % confidence. It is a signed statement about the
-    image, for this recipe, card and driver; `sm120 publish` brings it along, and `sm120 serve` uses
-    it where all of them are the same, and says why where not.
+    image, for this recipe, card, driver, power limit and highest clock; `sm120 publish` brings it
+    along, and `sm120 serve` on this machine uses it where all of them are the same, and says why
+    where not.
     """
     request = tune.TuneRequest(**options)
     done = tune.tune_recipe(workspace, request, Signing())
