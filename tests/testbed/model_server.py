@@ -652,7 +652,9 @@ async def listening(server: ModelServer) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{running.sockets[0].getsockname()[1]}"
     finally:
         running.close()
-        await running.wait_closed()
+        # since Python 3.12 it waits for connections, and a client may have left one open
+        async with asyncio.timeout(20):
+            await running.wait_closed()
 
 
 @contextmanager

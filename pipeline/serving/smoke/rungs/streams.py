@@ -114,16 +114,18 @@ async def _kept_connections(session: SmokeSession) -> str:
     bases = [reference(await session.ask_known(q.prompt, max_tokens=16)) for q in questions]
 
     async def lane(number: int) -> tuple[list[TextDifference], int]:
-        client, found = replace(session.client, kept=KeptConnection()), []
-        for turn in range(_IN_TURN):
-            which = turn * _CONNECTIONS + number
-            answer = await session.ask(
-                questions[which].prompt, client, max_tokens=16, stream=turn % 3 == 1
-            )
-            found.append(compare_answers(bases[which], answer, session.plan.tolerance))
-        assert client.kept is not None
-        client.kept.close()
-        return found, client.kept.reuses
+        kept, found = KeptConnection(), list[TextDifference]()
+        client = replace(session.client, kept=kept)
+        try:
+            for turn in range(_IN_TURN):
+                which = turn * _CONNECTIONS + number
+                answer = await session.ask(
+                    questions[which].prompt, client, max_tokens=16, stream=turn % 3 == 1
+                )
+                found.append(compare_answers(bases[which], answer, session.plan.tolerance))
+        finally:
+            kept.close()
+        return found, kept.reuses
 
     lanes = await asyncio.gather(*(lane(n) for n in range(_CONNECTIONS)))
     same = session.require_close([each for found, _ in lanes for each in found])
