@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pipeline.core.errors import InputInvalid
 from pipeline.core.model import sha256_of
+from pipeline.core.net.wire import Address, KeptConnection
 from pipeline.images.gate.runs import EXCHANGES, RESULT, ImageRun
 from pipeline.serving.recipe.find import Recipes
 from pipeline.serving.recipe.launch import context_of
 from pipeline.serving.recipe.model import RecipeFile
+from pipeline.serving.smoke.client import ChatClient, Unsound
 from pipeline.serving.smoke.ladder import LADDER, as_run, keep_ladder, run_ladder
 from pipeline.serving.smoke.model import SmokePlan, SmokeResult, plan_for, quick
+from pipeline.serving.smoke.rungs import streams
 from pipeline.serving.smoke.session import Baseline, SmokeSession, read_baseline, write_baseline
 from tests.testbed.model_faults import FAULTS
 from tests.testbed.model_server import Asked, Fault, ModelServer, listening
@@ -255,3 +260,26 @@ def test_every_recipe_of_the_checkout_can_be_run(name: str) -> None:
 def test_the_walk_of_the_first_document_begins_with_what_its_recipe_serves() -> None:
     plan = plan_for(Recipes([ROOT / "recipes"]).read("kimi-k26-vllm-8x"))
     assert (plan.served_tokens, plan.contexts[0]) == (65536, 65536)
+
+
+def test_kept_connections_are_closed_also_where_an_answer_is_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def known(*_: object, **__: object) -> None:
+        return None
+
+    async def wrong(*_: object, **__: object) -> None:
+        raise Unsound("another prompt's answer")
+
+    closed = list[KeptConnection]()
+    monkeypatch.setattr(KeptConnection, "close", lambda kept: closed.append(kept))
+    monkeypatch.setattr(streams, "reference", lambda answer: answer)
+    client = ChatClient(Address.read("http://127.0.0.1:9"), PLAN.limits)
+    session: Any = SimpleNamespace(client=client, plan=PLAN, ask_known=known, ask=wrong)
+
+    async def run() -> str:
+        return await streams._kept_connections(session)
+
+    with pytest.raises(Unsound, match="another prompt"):
+        asyncio.run(run())
+    assert len({id(each) for each in closed}) == streams._CONNECTIONS
