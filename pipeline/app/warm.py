@@ -21,7 +21,7 @@ from pipeline.core.model import Frozen
 from pipeline.images.assemble.golden import read_golden
 from pipeline.images.assemble.layer import read_layer_file
 from pipeline.images.assemble.plan import WarmPlan
-from pipeline.images.gate.smem.cases import read_gates
+from pipeline.images.gate.smem.cases import KernelCase, read_gates
 from pipeline.images.gate.smem.engine import GateContext
 from pipeline.images.gate.smem.image_gate import open_gate
 from pipeline.images.gate.smem.run import kept_or_asked
@@ -161,11 +161,10 @@ def compile_entries(
     patterns = [p for name in recipes for p in plan.spec.recipes[name]]
     every = gate.gates.cases()
     for recipe, named in plan.spec.recipes.items():
-        for pattern in named:
-            # it would count as served by kernels that nobody compiled
-            if not any(fnmatchcase(case.name, pattern) for case in every):
-                hint = f"`sm120 gate find '*' --image {plan.base.spec.name}` lists all cases."
-                raise SpecInvalid(f"{plan.image}: {recipe}: {pattern!r} fits no case", hint)
+        # it would count as served by kernels that nobody compiled
+        if strange := _without_case(named, every):
+            hint = f"`sm120 gate find '*' --image {plan.base.spec.name}` lists all cases."
+            raise SpecInvalid(f"{plan.image}: {recipe}: {strange[0]!r} fits no case", hint)
     cases = [c for c in every if not patterns or any(fnmatchcase(c.name, p) for p in patterns)]
     title = f"Compiling the kernels of {log.count(len(cases), 'case')} for {plan.card}"
     with open_warm(gate, plan) as target:
@@ -198,6 +197,11 @@ def compile_entries(
         answered = [(c, a) for c, a, _ in answers if isinstance(a, WarmAnswer)]
         index, files = pack_entries(target, answered, python, modules)
     return index, files, seconds
+
+
+def _without_case(patterns: Sequence[str], cases: Sequence[KernelCase]) -> list[str]:
+    """Those patterns that the name of no case fits."""
+    return [p for p in patterns if not any(fnmatchcase(case.name, p) for case in cases)]
 
 
 def _warm_plan(workspace: Workspace, request: WarmRequest) -> WarmPlan:
@@ -287,7 +291,7 @@ def report_warm(workspace: Workspace, request: WarmRequest) -> list[LibraryNeeds
             missing=[f"{c}: {k}: {reasons.get((c, k), 'not compiled')}" for c, k in lacking],
             reason=counted if index else cold,
         )
-        strange = [p for p in patterns if not any(fnmatchcase(case.name, p) for case in cases)]
+        strange = _without_case(patterns, cases)
         if not patterns or strange:
             why = "no case is named for it under `warm: recipes:`"
             why = f"{strange[0]!r} under `warm: recipes:` fits no case" if strange else why

@@ -104,11 +104,12 @@ def find_built(store: Store, plan: ImagePlan) -> Built | None:
 
 def _is_todays(store: Store, plan: ImagePlan, record: ImageRecord) -> bool:
     """Whether today's inputs and builder made it, with the warm layers that the store has now."""
+    if (record.key, record.code) != (plan.key, code_digest()):
+        return False
     # what compiles kernels is no input of an image: its layer may be new where the plan is not
     warm = [store.layer(each.warm.key) for each in plan.chain() if each.warm]
     held = {titled.record.digest for titled in record.layers}
-    is_current = all(layer is None or layer.digest in held for layer in warm)
-    return is_current and (record.key, record.code) == (plan.key, code_digest())
+    return all(layer is None or layer.digest in held for layer in warm)
 
 
 def staleness(checkout: Checkout, store: Store, plan: ImagePlan) -> str:

@@ -372,19 +372,18 @@ def _watch(
     most_bytes: int,
 ) -> Literal["died", "timed out"]:
     """Waits for the worker to end, or for a case to take longer than it may."""
-    seen, lines, size, deadline = -1, 0, 0, time.monotonic() + START_S
+    lines, size, deadline = 0, 0, time.monotonic() + START_S
     while process.poll() is None:
         if (now := os.fstat(reader.fileno()).st_size) != size:
             size = now
             if size >= most_bytes:
                 return "died"
             reader.seek(0)
-            lines = reader.read(most_bytes).count(b"\n")
-        if lines != seen:
-            seen = lines
-            current = min(lines // 2, len(cases) - 1)
-            allowed = float(cases[current].timeout_s) if lines % 2 else START_S
-            deadline = time.monotonic() + allowed
+            before, lines = lines, reader.read(most_bytes).count(b"\n")
+            if lines != before:
+                current = min(lines // 2, len(cases) - 1)
+                allowed = float(cases[current].timeout_s) if lines % 2 else START_S
+                deadline = time.monotonic() + allowed
         # also where nothing ended: a case may take minutes, and silence looks like a hang
         gauge.at(min(lines // 2, len(cases)))
         if time.monotonic() > deadline:
