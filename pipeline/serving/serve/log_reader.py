@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import re
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -41,6 +42,7 @@ class LogReader:
             file.touch()
         self.last: deque[str] = deque(maxlen=_LAST_LINES)
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._read_bytes = 0
         self._thread = threading.Thread(target=self._read, args=(pieces, file), daemon=True)
         self._thread.start()
 
@@ -51,6 +53,18 @@ class LogReader:
                 line = self._lines.get_nowait()
                 self.last.append(line)
                 yield line
+
+    def catch_up(self, printed: Iterable[bytes], timeout_s: float) -> None:
+        """Waits until it has read what the container has printed so far, which is `printed`."""
+        deadline, wanted = time.monotonic() + timeout_s, 0
+        # a log that cannot be read is judged as far as it was read
+        with suppress(PipelineError, OSError):
+            for piece in printed:
+                wanted += len(piece)
+                if wanted > _MOST_FILE_BYTES:
+                    break
+        while self._read_bytes < wanted and self._thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def finish(self, timeout_s: float) -> None:
         """Waits for the last lines of a container that has ended."""
@@ -71,6 +85,7 @@ class LogReader:
                     text = _CONTROL.sub("", line.decode(errors="replace"))
                     if text.strip():
                         self._lines.put(text)
+                self._read_bytes += len(piece)
 
 
 def _copied(pieces: Iterable[bytes], file: Path) -> Iterator[bytes]:

@@ -29,6 +29,8 @@ STOP_S = 60  # engines let the requests that they work on finish
 _POLL_S = 0.3
 # After the last line that counts: what follows it is the reason, or what a recipe expects.
 _AFTERMATH_S = 3.0
+# For lines that it printed before it answered or ended: a busy machine brings them later than that.
+_CATCH_UP_S = 10.0
 # An engine that says it listens, while nothing answers at its published port.
 _SILENT_S = 60.0
 _NETWORK_HINTS = {
@@ -198,6 +200,9 @@ class _Wait:
                 f"{self._name}: serves {', '.join(models) or 'no model'}, not {wanted}",
                 "Another server may listen on that port; --port names another one.",
             )
+        # it chose its backends before it answered: a fallback must not slip through
+        printed = self._engine.output(self._identity, follow=False)
+        self._reader.catch_up(printed, _CATCH_UP_S)
         # expected lines may still be on their way
         deadline = time.monotonic() + _AFTERMATH_S
         self._read_lines()
@@ -255,7 +260,7 @@ class _Wait:
         facts = self._engine.container(self._identity)
         if facts is not None and facts.running:
             return
-        self._reader.finish(_AFTERMATH_S)
+        self._reader.finish(_CATCH_UP_S)
         for line in self._reader.new_lines():
             self._see(line)
         if facts is None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +241,7 @@ def test_the_log_shows_what_the_recipe_expects(tmp_path: Path) -> None:
         (b"Using FLASHINFER\n", Expectations(log=lines("TRITON_MLA")), "nothing in the log"),
         (b"", Expectations(log=lines("TRITON_MLA")), "nothing in the log"),
         (b"leveraging the Marlin kernel\n", Expectations(never=lines("Marlin")), "must not have"),
-        (b"TRITON_MLA\nMarlin", Expectations(log=lines("TRI"), never=lines("Marlin")), "must not"),
+        (b"TRITON\nMarlin\n", Expectations(log=lines("TRI"), never=lines("Marlin")), "must not"),
     ],
 )
 def test_a_silent_fallback_is_refused_and_removed(
@@ -249,6 +251,53 @@ def test_a_silent_fallback_is_refused_and_removed(
     with answering(["tiny"]) as port, pytest.raises(BackendDiffers, match=reason):
         attempt(engine, tmp_path, port, expect)
     assert not engine.known
+
+
+class LateLog(FakeEngine):
+    """A machine so busy that the log comes after the first answer."""
+
+    def output(self, identity: str, *, follow: bool, tail: int | None = None) -> Iterator[bytes]:
+        for piece in self.log:
+            # longer than a start waits for lines that a recipe expects
+            time.sleep(0.5 if follow else 0)
+            yield piece
+
+
+@pytest.mark.parametrize("pieces", [[b"a Marlin kernel\n"], [b"one\n", b"a Marlin kernel\n"]])
+def test_a_fallback_that_the_log_shows_late_is_refused_and_removed(
+    tmp_path: Path, pieces: list[bytes]
+) -> None:
+    engine = LateLog(log=pieces)
+    with answering(["tiny"]) as port, pytest.raises(BackendDiffers, match="must not have"):
+        attempt(engine, tmp_path, port, Expectations(never=lines("Marlin")))
+    assert not engine.known
+
+
+def test_a_log_that_comes_late_is_kept_whole_before_the_engine_counts_as_served(
+    tmp_path: Path,
+) -> None:
+    with answering(["tiny"]) as port:
+        attempt(LateLog(log=[b"one\n", b"two\n"]), tmp_path, port)
+    assert (tmp_path / "attempts" / "1.log").read_bytes() == b"one\ntwo\n"
+
+
+def test_the_reason_of_an_engine_that_ends_is_waited_for(tmp_path: Path) -> None:
+    engine = LateLog(ends_with=1, log=[b"one\n", b"bad flag\n"])
+    with pytest.raises(StartFailed, match="bad flag"):
+        attempt(engine, tmp_path, 1)
+
+
+def test_a_log_that_can_be_read_once_only_holds_up_no_start(tmp_path: Path) -> None:
+    class Once(FakeEngine):
+        def output(
+            self, identity: str, *, follow: bool, tail: int | None = None
+        ) -> Iterator[bytes]:
+            if not follow:
+                raise DockerUnavailable("Docker could not read the log")
+            yield b"one\n"
+
+    with answering(["tiny"]) as port:
+        attempt(Once(), tmp_path, port)
 
 
 def test_a_recipe_that_runs_already_is_left_alone() -> None:
