@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -34,8 +35,9 @@ def child_environment(*extra_names: str, **values: str) -> dict[str, str]:
 
 def last_line(output: str, otherwise: str = "no output") -> str:
     """The last line of an output, where programs say why they failed."""
-    lines = output.strip().splitlines()
-    return lines[-1].strip() if lines else otherwise
+    lines = (line.strip() for line in reversed(output.splitlines()))
+    # below an error Docker adds a pointer to its help
+    return next((x for x in lines if x and not re.match("(See|Run) 'docker ", x)), otherwise)
 
 
 def find_tool(name: str, hint: str) -> str:

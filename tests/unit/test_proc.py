@@ -88,3 +88,18 @@ def test_a_child_ignores_what_we_ignore() -> None:
         assert proc.read([sys.executable, "-c", code]).stdout == b"SIG_IGN\n"
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        ("one\n two \n\n", "two"),
+        ("docker: no card\n\nRun 'docker run --help' for more information\n", "docker: no card"),
+        ("docker: no card\nSee 'docker run --help'.\n", "docker: no card"),
+        ("See docker's help\n", "See docker's help"),
+        (" \n", "no output"),
+        ("Run 'docker run --help' for more information\n", "no output"),
+    ],
+)
+def test_the_last_line_is_the_reason_and_not_a_pointer_to_help(output: str, line: str) -> None:
+    assert proc.last_line(output) == line

@@ -20,6 +20,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import computed_field
 
+from pipeline.core import proc
 from pipeline.core.errors import FactsUnreadable
 from pipeline.core.files import write_bytes
 from pipeline.core.known import Known, Unknown, then, unknown
@@ -263,7 +264,7 @@ def run_functions(
         # a killed script could not do it itself
         remote.run(_clean_up(engine), _CLEAN_UP_S)
         output = (done.err.strip() or done.out).decode(errors="replace")
-        reason = runner.last_message(output)
+        reason = proc.last_line(output, runner.NO_OUTPUT)
         return [not_tested(f"the function tests gave no report: {reason}")], []
     return report.rows, report.lines()
 

@@ -21,6 +21,7 @@ from pipeline.core.model import FILE_VERSION, Frozen
 from pipeline.core.verdict import RuleVerdict, RunVerdict
 
 REPORT_NAME = "report.json"
+NO_OUTPUT = "the function tests gave no output"
 WORKER = Path(__file__).with_name("worker")
 # More than the slowest sound machine needs for all tests: each step has its own, shorter limit.
 LIMIT_S = 1800.0
@@ -169,11 +170,6 @@ def _report(command: Callable[[Path], list[str]], env: dict[str, str]) -> ProbeR
             ) from error
         report = folder / REPORT_NAME
         if not report.is_file():
-            raise ProbeUnstarted(last_message(done.stderr.decode(errors="replace")))
+            output = done.stderr.decode(errors="replace")
+            raise ProbeUnstarted(proc.last_line(output, NO_OUTPUT))
         return parse_report(report.read_bytes(), str(report))
-
-
-def last_message(output: str, otherwise: str = "the function tests gave no output") -> str:
-    """The last line of an output; below an error Docker adds a pointer to its help."""
-    lines = [line for line in output.splitlines() if not re.match("(See|Run) 'docker ", line)]
-    return proc.last_line("\n".join(lines), otherwise)

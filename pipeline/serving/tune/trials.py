@@ -25,7 +25,6 @@ from pipeline.core import log, proc
 from pipeline.core.errors import StepFailed
 from pipeline.core.files import os_errors_explained
 from pipeline.core.model import Frozen, canonical_json
-from pipeline.hosts.probes.runner import last_message
 
 WORKER = Path(__file__).with_name("worker")
 # A kernel compiles in seconds, and the largest shape runs in tens of milliseconds.
@@ -140,7 +139,8 @@ class TrialWorker:
         if answer is None:
             with Path(self.errors.name).open("rb") as file:
                 file.seek(max(self._log_begins, os.fstat(file.fileno()).st_size - _LOG_END_BYTES))
-                last = last_message(file.read().decode(errors="replace"), "it printed nothing")
+                output = file.read().decode(errors="replace")
+            last = proc.last_line(output, "it printed nothing")
             return {"failed": f"the worker ended without an answer: {last}"}
         return answer
 
