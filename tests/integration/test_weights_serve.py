@@ -404,8 +404,8 @@ def test_a_signal_ends_it_at_once_and_well(
             time.sleep(0.2)
             start = time.monotonic()
             server.process.send_signal(number)
-            assert server.process.wait(10) == 0
-        assert time.monotonic() - start < 3
+            assert server.process.wait(30) == 0
+        assert time.monotonic() - start < 10
         assert "stopped after" in server.log
         assert "Traceback" not in server.log
 

@@ -62,7 +62,7 @@ def job(store: Store, port: int, **changes: Any) -> ServeJob:
         cuda=None,
         launch=launch,
         record=RECORD,
-        timeout_s=5,
+        timeout_s=60,
         skipped=("port",),
     )
     return replace(made, **changes)

@@ -56,7 +56,7 @@ def attempt(
     tmp_path: Path,
     port: int,
     expect: Expectations | None = None,
-    timeout_s: float = 5,
+    timeout_s: float = 60,
     **changes: Any,
 ) -> str:
     start = Start(
