@@ -200,7 +200,9 @@ def hostile_server(script: Script) -> Iterator[str]:
                 conn.shutdown(socket.SHUT_RDWR)
 
 
-# so short that a test of all answers takes a second or two
+# for servers that answer, on a machine that may be busy
+PATIENT = HttpLimits()
+# for those that never do: so short that a test of all answers takes a second or two
 SHORT = HttpLimits(
     connect_s=2, silence_s=0.3, head_s=0.4, piece_s=0.4, grace_s=0.4, least_bytes_per_s=10**7
 )

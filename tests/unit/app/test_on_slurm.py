@@ -265,11 +265,12 @@ def test_ctrl_c_cancels_every_job_and_keeps_what_has_arrived(slurm: FakeSlurm) -
     slurm.behave("if name.endswith('-1'): honest()\nelse: begin(); time.sleep(60)")
 
     def press() -> None:
-        while len(slurm.kept()) < 2:
+        while len(slurm.kept()) < 2 or len(slurm.calls) < 3:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
     (slurm.target.store.root / "gate" / "answers").mkdir(parents=True)
+    (slurm.folder / "calls").touch()
     thread = threading.Thread(target=press)
     thread.start()
     began = time.monotonic()

@@ -21,6 +21,7 @@ from pipeline.artifacts.registry.repository import Repository
 from pipeline.artifacts.registry.upload import push_blob
 from pipeline.core.errors import RegistryBroken, RegistryRefused, RegistryUnreachable
 from pipeline.core.log import NoBar
+from pipeline.core.net.timing import HttpLimits
 from tests.testbed import hostile
 from tests.testbed.hostile import hostile_server
 from tests.testbed.oci_door import Door, oci_door, status, with_body, with_headers
@@ -51,9 +52,9 @@ def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
 
 
-def hostile_repository(url: str) -> Repository:
+def hostile_repository(url: str, limits: HttpLimits = hostile.PATIENT) -> Repository:
     reference = parse_reference(f"{url.removeprefix('http://')}/{NAME}")
-    access = Access(first_wait_s=0.001, insecure_http=True, limits=hostile.SHORT)
+    access = Access(first_wait_s=0.001, insecure_http=True, limits=limits)
     return Repository(RegistryClient(reference, access), NAME)
 
 
@@ -74,7 +75,7 @@ def test_whatever_a_server_answers_ends_in_time_with_an_error_of_ours(
 ) -> None:
     def ask(url: str) -> object:
         partial = tmp_path / url.rpartition(":")[2]
-        return ASKS[name](hostile_repository(url), partial)
+        return ASKS[name](hostile_repository(url, hostile.SHORT), partial)
 
     assert hostile.endings(ask, hostile.ANSWERS) == {}
 
@@ -82,7 +83,7 @@ def test_whatever_a_server_answers_ends_in_time_with_an_error_of_ours(
 @pytest.mark.parametrize("name", ["tags", "manifest", "referrers"])
 def test_json_with_two_meanings_is_refused(name: str, tmp_path: Path) -> None:
     def ask(url: str) -> object:
-        return ASKS[name](hostile_repository(url), tmp_path)
+        return ASKS[name](hostile_repository(url, hostile.SHORT), tmp_path)
 
     assert hostile.endings(ask, hostile.JSON_ANSWERS) == {}
 

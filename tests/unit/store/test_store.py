@@ -161,10 +161,14 @@ def test_who_has_to_wait_for_a_lock_says_so_once(
     with locked(path, waiting="waits for nobody"):
         second = threading.Thread(target=wait, daemon=True)
         second.start()
-        assert not entered.wait(0.3)
+        said, deadline = "", time.monotonic() + 20
+        while not said and time.monotonic() < deadline:
+            time.sleep(0.01)
+            said += capsys.readouterr().err
+        assert not entered.is_set()
     assert entered.wait(20)
     second.join()
-    assert capsys.readouterr().err == "waits for the other\n"
+    assert said + capsys.readouterr().err == "waits for the other\n"
 
 
 def test_readers_share_a_lock(tmp_path: Path) -> None:

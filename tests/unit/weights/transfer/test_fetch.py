@@ -175,7 +175,7 @@ WIRE_FAULTS = {
 @pytest.mark.parametrize("jobs", [1, 4])
 def test_a_transfer_fault_is_noticed_and_repaired(bed: Bed, name: str, jobs: int) -> None:
     bed.hub.fail(BIG, WIRE_FAULTS[name])
-    bed.fetch(jobs=jobs, stall_s=0.4 if name in ("stall at 99 %", "no headers") else 20.0)
+    bed.fetch(jobs=jobs, stall_s=1.0 if name in ("stall at 99 %", "no headers") else 20.0)
     bed.require_right()
 
 

@@ -98,7 +98,7 @@ def test_a_range_comes_in_as_many_parts_as_the_server_likes(
     monkeypatch.setattr("pipeline.weights.transfer.router.ATTEMPTS", 3)
     client = NetClient(NetworkSettings(indexes=()))
     with hostile_server(resuming(name)) as url:
-        route = HttpRoute(client, HubRepository(url, "org/tiny", COMMIT), "plain HTTP", 0.5)
+        route = HttpRoute(client, HubRepository(url, "org/tiny", COMMIT), "plain HTTP", 20)
         options = Options(first_wait_s=0.001)
         pieces = fetch_range([route], PINNED, 1000, 4096, client=client, options=options)
         assert b"".join(pieces) == WHOLE[1000:]
@@ -110,7 +110,7 @@ def test_a_range_comes_in_as_many_parts_as_the_server_likes(
 def test_a_range_that_is_not_the_one_asked_for_is_not_used(name: str) -> None:
     client = NetClient(NetworkSettings(indexes=()))
     with hostile_server(resuming(name)) as url:
-        route = HttpRoute(client, HubRepository(url, "org/tiny", COMMIT), "plain HTTP", 0.5)
+        route = HttpRoute(client, HubRepository(url, "org/tiny", COMMIT), "plain HTTP", 20)
         with pytest.raises(PipelineError):
             b"".join(fetch_range([route], PINNED, 1000, 4096, client=client))
 
@@ -126,7 +126,7 @@ def test_a_login_in_the_endpoint_is_sent_where_there_is_no_token() -> None:
         mirror = url.replace("//", "//ann:s3cret@")
         for token in (None, "hf_token"):
             there = HubRepository(mirror, "org/tiny", COMMIT, token)
-            HttpRoute(NetClient(NetworkSettings(indexes=())), there, "plain HTTP", 0.5).open(
+            HttpRoute(NetClient(NetworkSettings(indexes=())), there, "plain HTTP", 20).open(
                 PINNED, 0, 4096
             )
     assert b"Authorization: Basic YW5uOnMzY3JldA==" in heads[0]

@@ -158,7 +158,7 @@ class Rack(ExitStack):
 
     def peer_of(self, host: Host, *urls: str) -> None:
         lock, client = self.whole.lock, host.client
-        routes = [neighbour_route(client, lock, url, "--peers", 0.4) for url in urls]
+        routes = [neighbour_route(client, lock, url, "--peers", 2.0) for url in urls]
         host.group.peers = [peers.Peer(route) for route in routes]
 
     def fetch(self, endpoint: str, *hosts: Host, **more: Any) -> None:
@@ -303,7 +303,7 @@ def test_a_peer_that_sends_nothing_is_left(rack: Rack) -> None:
     origin = rack.origin()
     rack.fetch(origin.url, slow)
     try:
-        rack.fetch(origin.url, host, stall_s=0.4)
+        rack.fetch(origin.url, host, stall_s=1.0)
     finally:
         gone.set()
     rack.require_right()

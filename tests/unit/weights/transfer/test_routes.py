@@ -268,10 +268,10 @@ def test_where_plain_http_stalls_xet_takes_over_and_stays(bed: Bed) -> None:
         bed.hub.fail(BIG, fault.stall(at + 100), times=ALWAYS)
     client, store = NetClient(bed.settings), Store(bed)
     start = time.monotonic()
-    pull(bed, client, both(bed, client, store, stall_s=0.2))
+    pull(bed, client, both(bed, client, store, stall_s=1.0))
     assert store.asked
     # two connections stall a few times at most; after that nobody waits for plain HTTP again
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 20
 
 
 def test_where_plain_http_only_fails_xet_takes_over(bed: Bed) -> None:
@@ -285,7 +285,7 @@ def test_where_plain_http_only_fails_xet_takes_over(bed: Bed) -> None:
 def test_where_xet_stalls_plain_http_takes_over(bed: Bed) -> None:
     bed.hub.xet = True
     client, store = NetClient(bed.settings), Store(bed, stalls=True)
-    http, xet = both(bed, client, store, stall_s=0.2)
+    http, xet = both(bed, client, store, stall_s=1.0)
     pull(bed, client, (xet, http))
     assert store.asked
     assert bed.hub.sent_bytes(BIG) > 0
@@ -357,7 +357,7 @@ def test_a_connection_that_only_drips_is_cut(bed: Bed) -> None:
     bed.hub.bytes_per_s = 1_000_000
     client = NetClient(bed.settings)
     there = HubRepository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
-    route = HttpRoute(client, there, "plain HTTP", 0.15)
+    route = HttpRoute(client, there, "plain HTTP", 1.0)
     body = route.open(bed.pin("a.bin"), 0, 400_000)
     bed.hub.bytes_per_s = 50_000  # a piece of 256 KiB that takes five seconds
     with pytest.raises(AttemptFailed) as caught:
