@@ -54,6 +54,7 @@ _LENGTHS = {
     "input": {"kind": "fixed", "tokens": 60},
     "output": {"kind": "fixed", "tokens": 6},
 }
+LIMITS = {"first_token_s": 20, "stall_s": 20, "request_s": 60, "retries": 2}
 
 
 def _workload(**changes: Any) -> Workload:
@@ -64,7 +65,7 @@ def _workload(**changes: Any) -> Workload:
         "loads": [{"concurrency": 2, "requests": 8}],
         "warmup_requests": 0,
         "repeats": 1,
-        "limits": {"first_token_s": 1.5, "stall_s": 0.5, "request_s": 10, "retries": 2},
+        "limits": LIMITS,
     }
     return Workload.model_validate({**base, **changes})
 
@@ -231,7 +232,10 @@ def test_a_failed_stream_voids_its_cell_and_is_counted(
     measured: Measured, fault: str, kind: str, count: int
 ) -> None:
     # all at a time: each waits for its limit
-    run, rows = measured(fault, loads=[{"concurrency": 8, "requests": 8}])
+    short = {"first_token_s": 2.5, "stall_s": 1.5} if kind == "stalled" else {}
+    run, rows = measured(
+        fault, loads=[{"concurrency": 8, "requests": 8}], limits={**LIMITS, **short}
+    )
     cell = run.cells[0]
     assert cell.state == "void"
     assert kind in cell.trials[0].void[0]

@@ -85,7 +85,7 @@ def test_what_fits_is_read_whole_and_unpacked() -> None:
 
 
 def test_an_answer_that_comes_steadily_may_take_longer_than_the_grace() -> None:
-    limits = HttpLimits(silence_s=1, grace_s=0.3, least_bytes_per_s=100_000)
+    limits = HttpLimits(grace_s=0.3, least_bytes_per_s=100_000)
     slowly = hostile.forever(hostile.OK + b"Content-Length: 655360\r\n\r\n", b"x" * 65536, 0.06)
     with hostile_server(slowly) as url:
         start = time.monotonic()
@@ -160,7 +160,7 @@ def test_a_head_that_only_drips_is_cut_on_a_kept_connection_too() -> None:
         conn.recv(65536)
         hostile.forever(hostile.OK, b"X: y\r\n", 0.05)(conn, request)
 
-    asker = Client(limits=SHORT)
+    asker = Client(limits=HttpLimits(head_s=1.5))
     with hostile_server(answer) as url:
         assert asker.fetch(url, most_bytes=9).data == b"{}"
         start = time.monotonic()
