@@ -354,12 +354,11 @@ def test_the_real_xet_client_without_a_token_is_a_refusal(
 
 def test_a_connection_that_only_drips_is_cut(bed: Bed) -> None:
     bed.publish({"a.bin": big_bytes(400_000)})
-    bed.hub.bytes_per_s = 1_000_000
+    bed.hub.bytes_per_s = 50_000  # a piece of 256 KiB takes five seconds
     client = NetClient(bed.settings)
     there = HubRepository(bed.hub.url, "org/tiny", bed.commit, TOKEN)
     route = HttpRoute(client, there, "plain HTTP", 1.0)
     body = route.open(bed.pin("a.bin"), 0, 400_000)
-    bed.hub.bytes_per_s = 50_000  # a piece of 256 KiB that takes five seconds
     with pytest.raises(AttemptFailed) as caught:
         body.readinto(memoryview(bytearray(400_000)))
     assert caught.value.is_stall
