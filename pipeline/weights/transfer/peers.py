@@ -58,6 +58,7 @@ _LIST_S = 20.0  # a file starts without a block list that takes longer
 _LONGEST_WAIT_S = 600.0
 _MOST_ANSWER_BYTES = 8 << 20  # the block list of a file of 1 TB
 _POLL = HttpLimits(connect_s=3.0, silence_s=5.0, head_s=5.0, piece_s=5.0, grace_s=5.0)
+_FIRST_ANSWERS_S = 10.0  # longer than those limits: for peers that do not answer at all
 _LIST = HttpLimits(connect_s=5.0, silence_s=150.0, head_s=150.0)  # its server reads the whole file
 
 
@@ -100,14 +101,17 @@ class PeerGroup:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Ask the peers what they hold while the block lasts."""
-        threads = [threading.Thread(target=self._ask, args=(p,), daemon=True) for p in self.peers]
+        honest = [peer for peer in self.peers if not peer.lied]
+        threads = [threading.Thread(target=self._ask, args=(p,), daemon=True) for p in honest]
         self._over.clear()
         try:
             for thread in threads:
                 thread.start()
-            # a host that starts without knowing what others fetch asks the origin for the same
+            # a host that starts without knowing what others fetch asks the origin for the same;
+            # without an origin it would find nobody who has the files
+            until = time.monotonic() + _FIRST_ANSWERS_S
             for _ in threads:
-                self._begun.acquire(timeout=1.0)
+                self._begun.acquire(timeout=max(0.0, until - time.monotonic()))
             yield
         finally:
             self._over.set()

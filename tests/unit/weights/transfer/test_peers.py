@@ -207,6 +207,23 @@ def test_a_host_takes_all_from_a_peer_that_has_all_and_asks_the_origin_for_nothi
     assert (second.group.origin_bytes, blocks_asked(origin)) == (0, before)
 
 
+def test_a_slow_peer_is_waited_for_where_there_is_no_origin(rack: Rack) -> None:
+    asked: list[str] = []
+
+    def slow_at_first(request: Request, answer: Response) -> Response:
+        if "/held/" in request.target and not asked:
+            asked.append(request.target)
+            time.sleep(1.5)
+        return answer
+
+    first, second = rack.add(slow_at_first), rack.add()
+    rack.fetch(rack.origin().url, first)
+    asked.clear()
+    rack.fetch("http://127.0.0.1:9", second, offline=True)
+    rack.require_right()
+    assert asked
+
+
 def test_a_plain_server_of_weights_is_a_peer_too(rack: Rack) -> None:
     host, plain = rack.add(), rack.origin()
     rack.peer_of(host, plain.url)
