@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -76,6 +77,10 @@ def write_inventory(
     host_values: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Path:
     """All nodes, with these variables for each, and with those of single hosts."""
+    # another run's nodes may have had the same addresses a moment ago; and the name of a socket has
+    # 107 characters at most, which the folder of a test may fill
+    name = hashlib.sha256(str(place).encode()).hexdigest()[:12]
+    sockets = Path(tempfile.gettempdir(), f"sm120-ssh-{os.geteuid()}", name)
     common = f"-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -i {fleet.key_file}"
     hosts = {
         node.name: {"ansible_host": node.address, **host_values.get(node.name, {})}
@@ -86,8 +91,7 @@ def write_inventory(
         "ansible_become_password": password,
         "ansible_ssh_common_args": common,
         "ansible_python_interpreter": "/usr/bin/python3",
-        # another run's nodes may have had the same addresses a moment ago
-        "ansible_control_path_dir": str(place.parent / "cp"),
+        "ansible_control_path_dir": str(sockets),
         **values,
     }
     place.write_text(json.dumps({"all": {"hosts": hosts, "vars": shared}}))
